@@ -1,0 +1,10 @@
+/* dcp/dcp.h - all of libdcp. */
+#ifndef DCP_DCP_H
+#define DCP_DCP_H
+
+#include "backend.h"
+#include "base.h"
+#include "checkpoint.h"
+#include "state.h"
+
+#endif

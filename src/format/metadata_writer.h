@@ -1,0 +1,18 @@
+/* The metadata pickle in the form that every release from 2.1 on reads, or newer ones on request (formats.md 2.7, 11). */
+#ifndef DCP_FORMAT_METADATA_WRITER_H
+#define DCP_FORMAT_METADATA_WRITER_H
+
+#include "base/buf.h"
+#include "format/metadata.h"
+
+typedef struct dcp__metadata_write_opts {
+    int target_release; /* oldest PyTorch to serve, major * 100 + minor; 201: the form for all. From 203 the newer class of
+                           TensorProperties, from 204 StorageMeta from own.save_id and own.checkpoint_id. */
+    bool with_own;      /* our own field (m->own) and the trailer */
+} dcp__metadata_write_opts;
+
+/* Appends the whole file to out. Chunk hints are positions among the entry's chunks; transforms, paths, shapes as in m.
+ * Errors: ARG, NOMEM, UNSUPPORTED (a dtype or transform is newer than the target; all are named). */
+dcp_status dcp__metadata_write(const dcp__metadata *m, const dcp__metadata_write_opts *opts, dcp__buf *out, dcp_error *err);
+
+#endif

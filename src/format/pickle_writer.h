@@ -1,0 +1,22 @@
+/* Pickles, protocol 2, byte for byte as PyTorch writes them (formats.md 3.7, 4). */
+#ifndef DCP_FORMAT_PICKLE_WRITER_H
+#define DCP_FORMAT_PICKLE_WRITER_H
+
+#include "base/buf.h"
+#include "dcp/state.h"
+
+/* data.pkl of a tensor record: a row-major tensor of that shape over a storage of exactly its elements, key "0", on "cpu". */
+dcp_status dcp__pickle_tensor(dcp__buf *out, dcp_dtype dtype, int ndim, const int64_t *extents, dcp_error *err);
+
+/* The storages of a value that is about to be written: memory of its tensors, each distinct one once, in order of appearance. */
+typedef struct dcp__write_storage {
+    const dcp_value *tensor; /* first tensor value that uses it */
+    uint64_t bytes;          /* of the storage as it will be written: row-major elements of `tensor` */
+} dcp__write_storage;
+
+/* data.pkl of any value. Tensors (not sharded ones: ARG) are written row-major under keys "0", "1", ...; tensors that are equal in
+ * dtype, shape, strides and memory share one. *storages is allocated with out's context. Opaque values are written back as they
+ * were. Errors: ARG, LIMIT (depth), UNSUPPORTED, NOMEM. */
+dcp_status dcp__pickle_value(dcp__buf *out, const dcp_value *v, dcp__write_storage **storages, size_t *n, dcp_error *err);
+
+#endif

@@ -1,0 +1,23 @@
+/* safetensors headers to write (formats.md 8.1, 8.2). */
+#ifndef DCP_FORMAT_SAFETENSORS_WRITER_H
+#define DCP_FORMAT_SAFETENSORS_WRITER_H
+
+#include "base/buf.h"
+#include "dcp/state.h"
+
+typedef struct dcp__st_entry {
+    dcp_str name;
+    dcp_dtype dtype;
+    int ndim;
+    const int64_t *extents;        /* as in PyTorch; the last one of float4_e2m1fn_x2 is doubled in the file */
+    const int64_t *saved_offsets;  /* NULL: no sharding info for any tensor (all or none) */
+    const int64_t *global_extents; /* with saved_offsets: our own key; NULL: none */
+} dcp__st_entry;
+
+/* Appends length and header JSON, padded with spaces to a multiple of 8; offsets[i] receives where tensor i starts, counted from
+ * the start of the blob, in the order given, without gaps; *total the length of the blob. extra_keys/extra_values: further
+ * __metadata__ texts. Errors: UNSUPPORTED (dtype, named), LIMIT (header over 100 MB), ARG (duplicate or reserved name), NOMEM. */
+dcp_status dcp__safetensors_header(dcp__buf *out, const dcp__st_entry *entries, size_t n, const dcp_str *extra_keys,
+                                   const dcp_str *extra_values, size_t n_extra, uint64_t *offsets, uint64_t *total, dcp_error *err);
+
+#endif
