@@ -110,7 +110,8 @@ typedef struct dcp_checkpoint_info {
     uint64_t metadata_bytes; /* size of the metadata files */
 } dcp_checkpoint_info;
 
-#define DCP_CHECKPOINT_INFO_INIT {.struct_size = sizeof(dcp_checkpoint_info)}
+#define DCP_CHECKPOINT_INFO_INIT                                                                                               \
+    {sizeof(dcp_checkpoint_info), (dcp_layout)0, 0, NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0}
 
 DCP_API dcp_status dcp_checkpoint_get_info(const dcp_checkpoint *ck, dcp_checkpoint_info *out, dcp_error *err);
 
@@ -178,7 +179,7 @@ typedef struct dcp_verify_opts {
     void *user;
 } dcp_verify_opts;
 
-#define DCP_VERIFY_OPTS_INIT {.struct_size = sizeof(dcp_verify_opts)}
+#define DCP_VERIFY_OPTS_INIT {sizeof(dcp_verify_opts), false, NULL, NULL, NULL}
 
 typedef struct dcp_verify_report {
     size_t struct_size;
@@ -188,7 +189,7 @@ typedef struct dcp_verify_report {
     bool has_digests;   /* records were compared with digests as well */
 } dcp_verify_report;
 
-#define DCP_VERIFY_REPORT_INIT {.struct_size = sizeof(dcp_verify_report)}
+#define DCP_VERIFY_REPORT_INIT {sizeof(dcp_verify_report), 0, 0, 0, 0, 0, false}
 
 /* Checks everything that can be checked. DCP_OK means that the check ran to its end: look at report->n_defects.
  * Errors: IO only if the storage as a whole fails, CANCELED, NOMEM. */
