@@ -7,10 +7,10 @@
 set -euo pipefail
 
 build_packages=(gcc make pkg-config libisal-dev libxxhash-dev libzstd-dev zlib1g-dev libjansson-dev libssl-dev
-    libutf8proc-dev libsmartcols-dev)
-test_packages=(libcmocka-dev g++ valgrind)
+    libutf8proc-dev libsmartcols-dev libcmocka-dev)
+test_packages=(g++ valgrind)
 # The second of a pair will do where a release does not have the first.
-clang_packages=(clang-14:clang clang-format-14:clang-format)
+clang_packages=(clang-14:clang clang-format-14:clang-format clang-tidy-14:clang-tidy)
 fuzz_packages=(clang-14:clang libclang-rt-14-dev:libclang-rt-dev)
 
 has_package() {
