@@ -17,10 +17,11 @@ void dcp__arena_init(dcp__arena *a, dcp_context *ctx, uint64_t limit_bytes);
 void dcp__arena_reset(dcp__arena *a); /* frees everything */
 void *dcp__arena_grow(dcp__arena *a, size_t bytes);
 
-/* 8-byte aligned; NULL when out of memory or over the limit (a->used_bytes > a->limit_bytes tells which). */
+/* 8-byte aligned, a valid pointer for 0 bytes too; NULL when out of memory or over the limit (a->used_bytes > a->limit_bytes
+ * tells which). */
 static inline void *dcp__arena_alloc(dcp__arena *a, size_t bytes)
 {
-    size_t rounded = (bytes + 7) & ~(size_t)7;
+    size_t rounded = (bytes + !bytes + 7) & ~(size_t)7;
     if (rounded < bytes || rounded > (size_t)(a->end - a->next)) {
         return dcp__arena_grow(a, bytes);
     }
