@@ -1,0 +1,1 @@
+dcp_test(format archive_writer format PkgConfig::ZSTD)
