@@ -1,0 +1,2 @@
+dcp_test(unit value state)
+dcp_test(unit tensor_value state)
