@@ -67,25 +67,27 @@ known_names() {
     done
 }
 
-main() {
-    [ $# -gt 0 ] || set -- build
-    local wanted missing names
-    wanted=$(wanted_packages "$@")
-    if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
-        echo "deps.sh: no apt-get here. What these Debian packages hold is needed:" $wanted >&2
-        echo "deps.sh: going on, in the hope that it is installed" >&2
-        return 0
-    fi
-    missing=$(missing_packages "$wanted")
-    if [ -z "$missing" ]; then
-        return 0
-    fi
-    echo "deps.sh: missing:" ${missing//:/ or }
+install() {
+    local names
+    echo "deps.sh: missing:" ${1//:/ or }
     echo "deps.sh: apt-get update"
     as_root apt-get update -qq
-    names=$(known_names "$missing")
+    names=$(known_names "$1")
     echo "deps.sh: apt-get install" $names
     as_root apt-get install -y -qq --no-install-recommends $names
+}
+
+main() {
+    [ $# -gt 0 ] || set -- build
+    local wanted missing
+    wanted=$(wanted_packages "$@")
+    if command -v dpkg-query >/dev/null && command -v apt-get >/dev/null; then
+        missing=$(missing_packages "$wanted")
+        [ -z "$missing" ] || install "$missing"
+    else
+        echo "deps.sh: no apt-get here. Needed is what these Debian packages hold:" ${wanted//:/ or } >&2
+        echo "deps.sh: going on as if it were installed" >&2
+    fi
     has_cmake || { echo "deps.sh: cmake 3.25 or newer is needed, for instance from 'pip install cmake'" >&2; return 1; }
 }
 
