@@ -15,7 +15,8 @@ static void *resize_with_malloc(void *user, void *ptr, size_t bytes)
         free(ptr);
         return NULL;
     }
-    return realloc(ptr, bytes);
+    /* No block can be larger than this, and checkers take a request for one as a mistake of the caller. */
+    return bytes > PTRDIFF_MAX ? NULL : realloc(ptr, bytes);
 }
 
 static int usable_cpus(void)
