@@ -115,8 +115,6 @@ void dcp__dict_release(dcp__dict *d);
 
 /* The code point at *pos of valid WTF-8 text; moves *pos behind it. */
 uint32_t dcp__wtf8_next(dcp_str text, size_t *pos);
-/* True if text is UTF-8 in which lone surrogates may occur. */
-bool dcp__is_wtf8(dcp_str text);
 
 /* Recursion over a tree stops here with LIMIT: the context's max_depth, or what any thread's stack can bear. */
 uint32_t dcp__depth_limit(const dcp_context *ctx);

@@ -1,0 +1,596 @@
+/* The second pass: opcodes to nodes. */
+#include "format/pickle_machine.h"
+
+#include "base/bytes.h"
+#include "format/pickle_ops.h"
+
+static dcp_status grow_stack(dcp__pmachine *m, dcp_error *err)
+{
+    size_t cap = m->cap ? m->cap * 2 : 256;
+    if (cap * (sizeof *m->stack + sizeof *m->starts) > m->ctx->limits.max_parse_bytes) {
+        return dcp__fail_at(err, DCP_LIMIT, m->position, "pickle: more than %zu values on the stack", m->top);
+    }
+    dcp__pv *stack = dcp__realloc(m->ctx, m->stack, cap * sizeof *stack);
+    m->stack = stack ? stack : m->stack;
+    uint64_t *starts = stack ? dcp__realloc(m->ctx, m->starts, cap * sizeof *starts) : NULL;
+    m->starts = starts ? starts : m->starts;
+    m->cap = starts ? cap : m->cap;
+    return starts ? DCP_OK : dcp__nomem(err);
+}
+
+static inline dcp_status push(dcp__pmachine *m, dcp__pv v, dcp_error *err)
+{
+    if (m->top == m->cap) {
+        dcp_status status = grow_stack(m, err);
+        if (status != DCP_OK) {
+            return status;
+        }
+    }
+    m->stack[m->top] = v;
+    m->starts[m->top++] = m->position;
+    return DCP_OK;
+}
+
+static dcp_status underflow(const dcp__pmachine *m, dcp_error *err)
+{
+    return dcp__fail_at(err, DCP_FORMAT, m->position, "pickle: an opcode finds too few values on the stack");
+}
+
+/* Are there n values above the newest mark? */
+static inline bool has(const dcp__pmachine *m, size_t n)
+{
+    return m->top - m->floor >= n;
+}
+
+static dcp_status misfit(const dcp__pmachine *m, const char *what, dcp__pv v, dcp_error *err)
+{
+    return dcp__fail_at(err, DCP_FORMAT, m->position, "pickle: %s finds %s", what, dcp__pv_kind_name(v));
+}
+
+/* Pushes a node that was just made; NULL if it could not be. */
+static inline dcp_status push_node(dcp__pmachine *m, const void *node, dcp_error *err)
+{
+    return node ? push(m, dcp__pv_of_node(node), err) : dcp__arena_fail(m->arena, err);
+}
+
+/* ---- marks ---- */
+
+static dcp_status op_mark(dcp__pmachine *m, dcp_error *err)
+{
+    if (m->n_marks == m->marks_cap) {
+        void *marks = m->marks;
+        if (m->marks_cap * sizeof *m->marks > m->ctx->limits.max_parse_bytes) {
+            return dcp__fail_at(err, DCP_LIMIT, m->position, "pickle: more than %zu marks", m->n_marks);
+        }
+        if (!dcp__grow(m->ctx, &marks, &m->marks_cap, m->n_marks + 1, sizeof *m->marks)) {
+            return dcp__nomem(err);
+        }
+        m->marks = marks;
+    }
+    m->marks[m->n_marks++] = (dcp__pmark){m->top, m->position};
+    m->floor = m->top;
+    return DCP_OK;
+}
+
+/* Takes the newest mark off; the values above it are stack[mark->top .. top). */
+static inline dcp_status pop_mark(dcp__pmachine *m, dcp__pmark *mark, dcp_error *err)
+{
+    if (m->n_marks == 0) {
+        return dcp__fail_at(err, DCP_FORMAT, m->position, "pickle: an opcode finds no mark");
+    }
+    *mark = m->marks[--m->n_marks];
+    m->floor = m->n_marks ? m->marks[m->n_marks - 1].top : 0;
+    return DCP_OK;
+}
+
+/* ---- memo ---- */
+
+static dcp_status set_memo(dcp__pmachine *m, uint64_t i, dcp_error *err)
+{
+    if (!has(m, 1)) {
+        return underflow(m, err);
+    }
+    m->n_memo = i >= m->n_memo ? i + 1 : m->n_memo;
+    if (dcp__pmemo_is_fetched(&m->memo, i)) {
+        dcp__pv v = m->stack[m->top - 1];
+        *dcp__pmemo_slot(&m->memo, i) = v;
+        if (dcp__pv_is_node(v)) {
+            dcp__pv_node(v)->flags |= DCP__P_SHARED;
+        }
+    }
+    return DCP_OK;
+}
+
+static inline dcp_status get_memo(dcp__pmachine *m, uint64_t i, dcp_error *err)
+{
+    dcp__pv v = dcp__pmemo_is_fetched(&m->memo, i) ? *dcp__pmemo_slot(&m->memo, i) : 0;
+    if (!v) {
+        return dcp__fail_at(err, DCP_FORMAT, m->position, "pickle: memo entry %llu is fetched before it is set",
+                            (unsigned long long)i);
+    }
+    return push(m, v, err);
+}
+
+static dcp_status op_dup(dcp__pmachine *m, dcp_error *err)
+{
+    if (!has(m, 1)) {
+        return underflow(m, err);
+    }
+    dcp__pv v = m->stack[m->top - 1];
+    if (dcp__pv_is_node(v)) {
+        dcp__pv_node(v)->flags |= DCP__P_SHARED;
+    }
+    return push(m, v, err);
+}
+
+static dcp_status op_pop(dcp__pmachine *m, dcp_error *err)
+{
+    dcp__pmark mark = {0, 0};
+    if (has(m, 1)) {
+        m->top--;
+        return DCP_OK;
+    }
+    return pop_mark(m, &mark, err); /* with nothing above it, POP takes the mark itself */
+}
+
+static dcp_status op_pop_mark(dcp__pmachine *m, dcp_error *err)
+{
+    dcp__pmark mark = {0, 0};
+    dcp_status status = pop_mark(m, &mark, err);
+    if (status == DCP_OK) {
+        m->top = mark.top;
+    }
+    return status;
+}
+
+/* ---- tuples, lists, dicts ---- */
+
+static inline dcp_status op_tuple_n(dcp__pmachine *m, size_t n, dcp_error *err)
+{
+    if (!has(m, n)) {
+        return underflow(m, err);
+    }
+    dcp__ptuple *t = dcp__pnode_alloc(m, sizeof *t + n * sizeof *t->items, DCP__P_TUPLE, n);
+    if (!t) {
+        return dcp__arena_fail(m->arena, err);
+    }
+    m->top -= n;
+    for (size_t i = 0; i < n; i++) {
+        t->items[i] = m->stack[m->top + i];
+    }
+    m->stack[m->top++] = dcp__pv_of_node(t); /* begins where its first element does */
+    return DCP_OK;
+}
+
+static dcp_status op_tuple(dcp__pmachine *m, dcp_error *err)
+{
+    dcp__pmark mark = {0, 0};
+    dcp_status status = pop_mark(m, &mark, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    size_t n = m->top - mark.top;
+    if (n >= UINT32_MAX) {
+        return dcp__fail_at(err, DCP_LIMIT, m->position, "pickle: tuple of %zu elements", n);
+    }
+    if (n == 0) {
+        status = push_node(m, dcp__pnode_alloc(m, sizeof(dcp__ptuple), DCP__P_TUPLE, 0), err);
+    } else {
+        status = op_tuple_n(m, n, err);
+    }
+    if (status == DCP_OK) {
+        m->starts[m->top - 1] = mark.start;
+    }
+    return status;
+}
+
+static dcp_status op_frozenset(dcp__pmachine *m, dcp_error *err)
+{
+    dcp__pmark mark = {0, 0};
+    dcp_status status = pop_mark(m, &mark, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    dcp__plist *set = dcp__plist_alloc(m, DCP__P_FROZENSET);
+    if (!set) {
+        return dcp__arena_fail(m->arena, err);
+    }
+    status = dcp__plist_append(m, set, m->stack + mark.top, m->top - mark.top, err);
+    m->top = mark.top;
+    if (status == DCP_OK) {
+        status = push_node(m, set, err);
+    }
+    if (status == DCP_OK) {
+        m->starts[m->top - 1] = mark.start;
+    }
+    return status;
+}
+
+/* The list in *part, made on first use. */
+static dcp_status part_of(dcp__pmachine *m, dcp__pv *part, dcp__pkind kind, dcp__plist **out, dcp_error *err)
+{
+    if (!*part) {
+        dcp__plist *list = dcp__plist_alloc(m, kind);
+        if (!list) {
+            return dcp__arena_fail(m->arena, err);
+        }
+        *part = dcp__pv_of_node(list);
+    }
+    *out = (dcp__plist *)dcp__pv_node(*part);
+    return DCP_OK;
+}
+
+/* The container of a kind below the values from stack[from] on, or the part of an object that stands for it. */
+static inline dcp_status container(dcp__pmachine *m, size_t from, dcp__pkind kind, const char *what, dcp__plist **out,
+                                   dcp_error *err)
+{
+    if (from <= m->floor) {
+        return underflow(m, err);
+    }
+    dcp__pv v = m->stack[from - 1];
+    dcp__pkind found = dcp__pv_kind(v);
+    if (found == kind) {
+        *out = (dcp__plist *)dcp__pv_node(v);
+        return DCP_OK;
+    }
+    if (found != DCP__P_OBJECT) {
+        return misfit(m, what, v, err);
+    }
+    dcp__pobject *o = (dcp__pobject *)dcp__pv_node(v);
+    o->end = m->position + 1;
+    return kind == DCP__P_DICT ? part_of(m, &o->pairs, kind, out, err) : part_of(m, &o->items, DCP__P_LIST, out, err);
+}
+
+/* Adds stack[from .. top) to the container below. */
+static inline dcp_status extend(dcp__pmachine *m, size_t from, dcp__pkind kind, const char *what, dcp_error *err)
+{
+    dcp__plist *list = NULL;
+    dcp_status status = container(m, from, kind, what, &list, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    if (kind == DCP__P_DICT && (m->top - from) % 2) {
+        return dcp__fail_at(err, DCP_FORMAT, m->position, "pickle: a dict's key has no value");
+    }
+    status = dcp__plist_append(m, list, m->stack + from, m->top - from, err);
+    m->top = from;
+    return status;
+}
+
+static inline dcp_status extend_marked(dcp__pmachine *m, dcp__pkind kind, const char *what, dcp_error *err)
+{
+    dcp__pmark mark = {0, 0};
+    dcp_status status = pop_mark(m, &mark, err);
+    return status == DCP_OK ? extend(m, mark.top, kind, what, err) : status;
+}
+
+static inline dcp_status extend_by(dcp__pmachine *m, size_t n, dcp__pkind kind, const char *what, dcp_error *err)
+{
+    return has(m, n + 1) ? extend(m, m->top - n, kind, what, err) : underflow(m, err);
+}
+
+/* ---- globals and objects ---- */
+
+static dcp_status push_global(dcp__pmachine *m, dcp_str module, dcp_str name, dcp_error *err)
+{
+    dcp__pglobal *g = dcp__pnode_alloc(m, sizeof *g, DCP__P_GLOBAL, 0);
+    if (g) {
+        g->module = module;
+        g->name = name;
+    }
+    return push_node(m, g, err);
+}
+
+static dcp_status op_global(dcp__pmachine *m, const uint8_t **p, dcp_error *err)
+{
+    size_t first, second;
+    dcp__pv module, name;
+    dcp_status status = dcp__pwindow_lines(&m->window, p, &first, &second, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    status = dcp__ptext_make(m, *p, first, DCP__P_STR, &module, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    status = dcp__ptext_make(m, *p + first + 1, second, DCP__P_STR, &name, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    *p += first + second + 2;
+    return push_global(m, dcp__pv_text(module), dcp__pv_text(name), err);
+}
+
+static dcp_status op_stack_global(dcp__pmachine *m, dcp_error *err)
+{
+    if (!has(m, 2)) {
+        return underflow(m, err);
+    }
+    dcp__pv module = m->stack[m->top - 2], name = m->stack[m->top - 1];
+    if (!dcp__pv_is_str(module) || !dcp__pv_is_str(name)) {
+        return misfit(m, "the name of a global", dcp__pv_is_str(module) ? name : module, err);
+    }
+    uint64_t start = m->starts[m->top - 2];
+    m->top -= 2;
+    dcp_status status = push_global(m, dcp__pv_text(module), dcp__pv_text(name), err);
+    if (status == DCP_OK) {
+        m->starts[m->top - 1] = start;
+    }
+    return status;
+}
+
+/* Replaces the n topmost values by an object. */
+static inline dcp_status make_object(dcp__pmachine *m, size_t n, dcp__pform form, dcp__pobject **out, dcp_error *err)
+{
+    dcp__pobject *o = dcp__pnode_alloc(m, sizeof *o, DCP__P_OBJECT, 0);
+    if (!o) {
+        return dcp__arena_fail(m->arena, err);
+    }
+    m->top -= n;
+    o->callable = o->args = o->kwargs = o->state = o->items = o->pairs = 0;
+    o->start = m->starts[m->top];
+    o->end = m->position + 1;
+    o->form = form;
+    m->stack[m->top++] = dcp__pv_of_node(o);
+    *out = o;
+    return DCP_OK;
+}
+
+/* Two values, a class or function and its arguments, become an object. */
+static inline dcp_status make_called(dcp__pmachine *m, dcp__pform form, dcp_error *err)
+{
+    dcp__pv callable = m->stack[m->top - 2], args = m->stack[m->top - 1];
+    dcp__pobject *o = NULL;
+    dcp_status status = make_object(m, 2, form, &o, err);
+    if (status == DCP_OK) {
+        o->callable = callable;
+        o->args = args;
+    }
+    return status;
+}
+
+static inline dcp_status op_newobj(dcp__pmachine *m, dcp_error *err)
+{
+    if (!has(m, 2)) {
+        return underflow(m, err);
+    }
+    dcp__pv args = m->stack[m->top - 1];
+    if (dcp__pv_kind(args) != DCP__P_TUPLE) {
+        return misfit(m, "the arguments of a class", args, err);
+    }
+    return make_called(m, DCP__PFORM_NEWOBJ, err);
+}
+
+static dcp_status op_newobj_ex(dcp__pmachine *m, dcp_error *err)
+{
+    if (!has(m, 3)) {
+        return underflow(m, err);
+    }
+    dcp__pv callable = m->stack[m->top - 3], args = m->stack[m->top - 2], kwargs = m->stack[m->top - 1];
+    if (dcp__pv_kind(args) != DCP__P_TUPLE || dcp__pv_kind(kwargs) != DCP__P_DICT) {
+        return misfit(m, "the arguments of a class", dcp__pv_kind(args) != DCP__P_TUPLE ? args : kwargs, err);
+    }
+    dcp__pobject *o = NULL;
+    dcp_status status = make_object(m, 3, DCP__PFORM_NEWOBJ_EX, &o, err);
+    if (status == DCP_OK) {
+        o->callable = callable;
+        o->args = args;
+        o->kwargs = kwargs;
+    }
+    return status;
+}
+
+static inline dcp_status op_reduce(dcp__pmachine *m, dcp_error *err)
+{
+    if (!has(m, 2)) {
+        return underflow(m, err);
+    }
+    dcp__pv args = m->stack[m->top - 1], made = 0;
+    if (dcp__pv_kind(args) != DCP__P_TUPLE) {
+        return misfit(m, "the arguments of a function", args, err);
+    }
+    if (m->hooks->reduce) {
+        dcp_status status = m->hooks->reduce(m->hooks->user, m, m->stack[m->top - 2], args, &made, err);
+        if (status != DCP_OK) {
+            return status;
+        }
+    }
+    if (made) {
+        m->top--;
+        m->stack[m->top - 1] = made;
+        return DCP_OK;
+    }
+    return make_called(m, DCP__PFORM_REDUCE, err);
+}
+
+static dcp_status op_persid(dcp__pmachine *m, dcp_error *err)
+{
+    if (!has(m, 1)) {
+        return underflow(m, err);
+    }
+    dcp__pv id = m->stack[m->top - 1];
+    dcp__pobject *o = NULL;
+    dcp_status status = make_object(m, 1, DCP__PFORM_PERSID, &o, err);
+    if (status == DCP_OK) {
+        o->args = id;
+    }
+    return status;
+}
+
+static inline dcp_status op_build(dcp__pmachine *m, dcp_error *err)
+{
+    if (!has(m, 2)) {
+        return underflow(m, err);
+    }
+    dcp__pv object = m->stack[m->top - 2], state = m->stack[m->top - 1], made = 0;
+    if (m->hooks->build) {
+        dcp_status status = m->hooks->build(m->hooks->user, m, object, state, &made, err);
+        if (status != DCP_OK) {
+            return status;
+        }
+    }
+    m->top--;
+    if (made) {
+        m->stack[m->top - 1] = made;
+        return DCP_OK;
+    }
+    if (dcp__pv_kind(object) != DCP__P_OBJECT) {
+        return misfit(m, "BUILD", object, err);
+    }
+    dcp__pobject *o = (dcp__pobject *)dcp__pv_node(object);
+    o->state = state;
+    o->end = m->position + 1;
+    return DCP_OK;
+}
+
+/* ---- scalars ---- */
+
+static dcp_status op_float(dcp__pmachine *m, const uint8_t *bytes, dcp_error *err)
+{
+    dcp__pfloat *f = dcp__pnode_alloc(m, sizeof *f, DCP__P_FLOAT, 0);
+    uint64_t bits = __builtin_bswap64(dcp__load64(bytes));
+    if (f) {
+        memcpy(&f->value, &bits, sizeof f->value);
+    }
+    return push_node(m, f, err);
+}
+
+static inline dcp_status op_text(dcp__pmachine *m, const uint8_t **p, size_t opcode_bytes, uint64_t bytes, dcp__pkind kind,
+                                 dcp_error *err)
+{
+    dcp__pv v;
+    *p += opcode_bytes;
+    dcp_status status = dcp__ptext_read(m, p, bytes, kind, &v, err);
+    return status == DCP_OK ? push(m, v, err) : status;
+}
+
+/* The bytes go through a text node, since a long one may reach beyond the window. */
+static dcp_status op_long(dcp__pmachine *m, const uint8_t **p, size_t opcode_bytes, uint64_t bytes, dcp_error *err)
+{
+    dcp__pv raw, v;
+    *p += opcode_bytes;
+    dcp_status status = dcp__ptext_read(m, p, bytes, DCP__P_BYTES, &raw, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    status = dcp__plong_make(m, (const uint8_t *)dcp__pv_text(raw).ptr, (size_t)bytes, &v, err);
+    dcp__pmachine_recycle(m, raw);
+    return status == DCP_OK ? push(m, v, err) : status;
+}
+
+static dcp_status op_proto(dcp__pmachine *m, uint8_t protocol, dcp_error *err)
+{
+    if (protocol < 2 || protocol > 5) {
+        return dcp__fail_at(err, DCP_FORMAT, m->position, "pickle: protocol %u, known are 2 to 5", protocol);
+    }
+    m->protocol = protocol;
+    return DCP_OK;
+}
+
+static dcp_status op_stop(const dcp__pmachine *m, dcp__pv *root, dcp_error *err)
+{
+    if (m->n_marks || m->top != 1) {
+        return dcp__fail_at(err, DCP_FORMAT, m->position, "pickle: %zu values and %zu marks at its end", m->top, m->n_marks);
+    }
+    *root = m->stack[0];
+    return DCP_OK;
+}
+
+/* Opcodes whose payload has any length, and what else is rare. */
+static dcp_status run_rare(dcp__pmachine *m, const uint8_t **at, dcp_error *err)
+{
+    const uint8_t *p = *at;
+    switch (*p) {
+    case OP_GLOBAL: ++*at; return op_global(m, at, err);
+    case OP_LONG1: return op_long(m, at, 2, p[1], err);
+    case OP_LONG4: return op_long(m, at, 5, dcp__load32(p + 1), err);
+    case OP_SHORT_BINSTRING: return op_text(m, at, 2, p[1], DCP__P_STR, err);
+    case OP_BINSTRING:
+    case OP_BINUNICODE: return op_text(m, at, 5, dcp__load32(p + 1), DCP__P_STR, err);
+    case OP_BINUNICODE8: return op_text(m, at, 9, dcp__load64(p + 1), DCP__P_STR, err);
+    case OP_SHORT_BINBYTES: return op_text(m, at, 2, p[1], DCP__P_BYTES, err);
+    case OP_BINBYTES: return op_text(m, at, 5, dcp__load32(p + 1), DCP__P_BYTES, err);
+    case OP_BINBYTES8: return op_text(m, at, 9, dcp__load64(p + 1), DCP__P_BYTES, err);
+    case OP_BYTEARRAY8: return op_text(m, at, 9, dcp__load64(p + 1), DCP__P_BYTEARRAY, err);
+    case OP_BINFLOAT: *at += 9; return op_float(m, p + 1, err);
+    case OP_PROTO: *at += 2; return op_proto(m, p[1], err);
+    case OP_BINPUT: *at += 2; return set_memo(m, p[1], err);
+    case OP_LONG_BINPUT: *at += 5; return set_memo(m, dcp__load32(p + 1), err);
+    default: break;
+    }
+    ++*at;
+    switch (*p) {
+    case OP_POP: return op_pop(m, err);
+    case OP_POP_MARK: return op_pop_mark(m, err);
+    case OP_DUP: return op_dup(m, err);
+    case OP_EMPTY_SET: return push_node(m, dcp__plist_alloc(m, DCP__P_SET), err);
+    case OP_ADDITEMS: return extend_marked(m, DCP__P_SET, "ADDITEMS", err);
+    case OP_FROZENSET: return op_frozenset(m, err);
+    case OP_STACK_GLOBAL: return op_stack_global(m, err);
+    case OP_NEWOBJ_EX: return op_newobj_ex(m, err);
+    case OP_BINPERSID: return op_persid(m, err);
+    default: return dcp__fail_at(err, DCP_FORMAT, m->position, "pickle: opcode 0x%02x is not accepted", *p);
+    }
+}
+
+dcp_status dcp__pmachine_run(dcp__pmachine *m, const uint8_t *p, dcp__pv *root, uint64_t *end, dcp_error *err)
+{
+    for (;;) {
+        dcp_status status = DCP_OK;
+        if (m->window.end - p < OP_MAX_BYTES) {
+            status = dcp__pwindow_opcode(&m->window, &p, err);
+            if (status != DCP_OK) {
+                return status;
+            }
+        }
+        m->position = dcp__pwindow_position(&m->window, p);
+        switch (*p++) {
+        case OP_MEMOIZE: status = set_memo(m, m->n_memo, err); break;
+        case OP_BINGET: status = get_memo(m, *p++, err); break;
+        case OP_LONG_BINGET:
+            status = get_memo(m, dcp__load32(p), err);
+            p += 4;
+            break;
+        case OP_BININT1: status = push(m, dcp__pv_of_int(*p++), err); break;
+        case OP_BININT2:
+            status = push(m, dcp__pv_of_int(dcp__load16(p)), err);
+            p += 2;
+            break;
+        case OP_BININT:
+            status = push(m, dcp__pv_of_int((int32_t)dcp__load32(p)), err);
+            p += 4;
+            break;
+        case OP_SHORT_BINUNICODE:
+            p--;
+            status = op_text(m, &p, 2, p[1], DCP__P_STR, err);
+            break;
+        case OP_MARK: status = op_mark(m, err); break;
+        case OP_EMPTY_TUPLE: status = push_node(m, dcp__pnode_alloc(m, sizeof(dcp__ptuple), DCP__P_TUPLE, 0), err); break;
+        case OP_TUPLE1: status = op_tuple_n(m, 1, err); break;
+        case OP_TUPLE2: status = op_tuple_n(m, 2, err); break;
+        case OP_TUPLE3: status = op_tuple_n(m, 3, err); break;
+        case OP_TUPLE: status = op_tuple(m, err); break;
+        case OP_NONE: status = push(m, DCP__PV_NONE, err); break;
+        case OP_NEWTRUE: status = push(m, DCP__PV_TRUE, err); break;
+        case OP_NEWFALSE: status = push(m, DCP__PV_FALSE, err); break;
+        case OP_EMPTY_DICT: status = push_node(m, dcp__plist_alloc(m, DCP__P_DICT), err); break;
+        case OP_SETITEMS: status = extend_marked(m, DCP__P_DICT, "SETITEMS", err); break;
+        case OP_SETITEM: status = extend_by(m, 2, DCP__P_DICT, "SETITEM", err); break;
+        case OP_EMPTY_LIST: status = push_node(m, dcp__plist_alloc(m, DCP__P_LIST), err); break;
+        case OP_APPENDS: status = extend_marked(m, DCP__P_LIST, "APPENDS", err); break;
+        case OP_APPEND: status = extend_by(m, 1, DCP__P_LIST, "APPEND", err); break;
+        case OP_NEWOBJ: status = op_newobj(m, err); break;
+        case OP_REDUCE: status = op_reduce(m, err); break;
+        case OP_BUILD: status = op_build(m, err); break;
+        case OP_FRAME: p += 8; break;
+        case OP_STOP: *end = m->position + 1; return op_stop(m, root, err);
+        default:
+            p--;
+            status = run_rare(m, &p, err);
+            break;
+        }
+        if (status != DCP_OK) {
+            return status;
+        }
+    }
+}
