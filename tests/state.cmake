@@ -1,2 +1,3 @@
 dcp_test(unit value state)
 dcp_test(unit tensor_value state)
+dcp_test(unit strided state)
