@@ -1,5 +1,5 @@
 /* Bytes that can be read at any position: a buffer, a range of a file, a decompressed record. Parsers read from these, so that
- * they do no I/O of their own. */
+ * they do no I/O of their own. Offsets in errors count from the start of the source. */
 #ifndef DCP_BASE_SOURCE_H
 #define DCP_BASE_SOURCE_H
 

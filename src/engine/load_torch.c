@@ -1,0 +1,131 @@
+/* A torch.save file as a checkpoint: its tree flattened by the rule of PyTorch 2.4 and newer. */
+#include <string.h>
+
+#include "engine/engine.h"
+#include "state/value.h"
+
+/* The archive is kept open through its source, which reads from the one data file. */
+static dcp_status open_archive(dcp_checkpoint *ck, const char *name, dcp_error *err)
+{
+    char *full;
+    dcp_file *f;
+    uint64_t bytes;
+    dcp_status status = dcp__file_name(ck, dcp_str_of(name), &full, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    status = dcp__open_file(ck, full, &f, &bytes, err);
+    dcp__free(ck->ctx, full);
+    if (status != DCP_OK) {
+        return status;
+    }
+    dcp__source src = dcp__source_file(f, 0, bytes);
+    status = dcp__archive_open(ck->ctx, &src, &ck->archive, err);
+    f->storage->ops->close(f, NULL);
+    return status;
+}
+
+/* One storage entry for each storage of the archive, so that tied tensors are seen to be tied. */
+static dcp_status add_storages(dcp_checkpoint *ck, dcp_error *err)
+{
+    dcp__metadata *m = ck->meta;
+    size_t n = ck->archive.object.n_storages;
+    m->storages = dcp__arena_alloc(&m->arena, n * sizeof *m->storages);
+    m->files = dcp__arena_alloc(&m->arena, sizeof *m->files);
+    m->transforms = dcp__arena_alloc(&m->arena, sizeof *m->transforms);
+    if (!m->storages || !m->files || !m->transforms) {
+        return dcp__arena_fail(&m->arena, err);
+    }
+    for (size_t i = 0; i < n; i++) {
+        m->storages[i] =
+            (dcp__storage){.offset = ck->archive.spans[i].offset, .length = ck->archive.spans[i].bytes, .form = DCP__FORM_RAW};
+    }
+    m->n_storages = n;
+    m->transforms[0] = (dcp_str){"", 0};
+    m->n_transforms = 1;
+    return DCP_OK;
+}
+
+static void fill_tensor(dcp__metadata *m, dcp__entry *e, const dcp_value *v, const int64_t *zeros)
+{
+    const dcp_tensor *t = dcp_value_tensor(v);
+    const dcp__lazy *lazy = dcp__value_lazy(v);
+    int64_t elems = 1;
+    for (int d = 0; d < t->ndim; d++) {
+        elems *= t->extents[d]; /* the reader of the archive has checked it against the storage */
+    }
+    e->item.kind = DCP_ITEM_TENSOR;
+    e->item.dtype = t->dtype;
+    e->item.ndim = t->ndim;
+    e->item.extents = t->extents;
+    e->item.bytes = (uint64_t)elems * dcp_dtype_bytes(t->dtype);
+    m->chunks[m->n_chunks++] =
+        (dcp__chunk){zeros, t->extents, lazy && lazy->storage >= 0 ? (uint32_t)lazy->storage : DCP__NO_STORAGE};
+}
+
+static dcp_status add_entries(dcp_checkpoint *ck, const dcp_leaf *leaves, size_t n, dcp_error *err)
+{
+    dcp__metadata *m = ck->meta;
+    m->entries = dcp__arena_alloc(&m->arena, n * sizeof *m->entries);
+    m->chunks = dcp__arena_alloc(&m->arena, n * sizeof *m->chunks);
+    int64_t *zeros = dcp__arena_alloc(&m->arena, DCP_MAX_NDIM * sizeof *zeros);
+    ck->values = dcp__calloc(ck->ctx, n, sizeof(dcp_value *));
+    if (!m->entries || !m->chunks || !zeros || !ck->values) {
+        return ck->values ? dcp__arena_fail(&m->arena, err) : dcp__nomem(err);
+    }
+    memset(zeros, 0, DCP_MAX_NDIM * sizeof *zeros);
+    for (size_t i = 0; i < n; i++) {
+        const dcp_leaf *leaf = &leaves[i];
+        dcp__entry *e = &m->entries[m->n_entries++];
+        *e = (dcp__entry){.item = {.fqn = leaf->fqn,
+                                   .kind = DCP_ITEM_OBJECT,
+                                   .rank = -1,
+                                   .n_chunks = 1,
+                                   .path = leaf->path,
+                                   .path_len = leaf->path_len},
+                          .first_chunk = m->n_chunks,
+                          .storage = DCP__NO_STORAGE};
+        ck->values[i] = leaf->value;
+        if (dcp_value_kind(leaf->value) == DCP_KIND_TENSOR) {
+            fill_tensor(m, e, leaf->value, zeros);
+        }
+        dcp_status status = dcp__strmap_add(&m->by_fqn, leaf->fqn, i, NULL, err);
+        if (status != DCP_OK) {
+            return status;
+        }
+    }
+    return DCP_OK;
+}
+
+/* Whatever is not a dict at the top is one item without a name. */
+static dcp_status add_root(dcp_checkpoint *ck, dcp_error *err)
+{
+    dcp_value *root = ck->archive.object.value;
+    dcp_kind kind = dcp_value_kind(root);
+    if (kind != DCP_KIND_DICT && kind != DCP_KIND_ORDERED_DICT) {
+        dcp_leaf leaf = {.fqn = {"", 0}, .value = root};
+        return add_entries(ck, &leaf, 1, err);
+    }
+    dcp_status status = dcp_flatten(ck->ctx, root, DCP_FLATTEN_2_4, &ck->flat, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    return add_entries(ck, dcp_flat_leaf(ck->flat, 0), dcp_flat_count(ck->flat), err);
+}
+
+dcp_status dcp__load_torch(dcp_checkpoint *ck, const char *name, dcp_error *err)
+{
+    dcp_status status = open_archive(ck, name, err);
+    status = status == DCP_OK ? dcp__metadata_create(ck->ctx, &ck->meta, err) : status;
+    status = status == DCP_OK ? add_storages(ck, err) : status;
+    if (status != DCP_OK) {
+        return status;
+    }
+    ck->world = 1;
+    ck->meta->files[0] = dcp__arena_str(&ck->meta->arena, dcp_str_of(name));
+    ck->meta->n_files = 1;
+    if (!ck->meta->files[0].ptr) {
+        return dcp__arena_fail(&ck->meta->arena, err);
+    }
+    return add_root(ck, err);
+}
