@@ -2,7 +2,9 @@
  * dcp/backend.h - the table that a storage implements. For authors of storages; users of the library need only checkpoint.h.
  *
  * A storage is a flat or nested name space of byte files below one root. Names are relative, parts separated by "/", never
- * with a leading "/" and never with "." or ".." parts: the library checks names that come from files before it asks.
+ * with a leading "/" and never with "." or ".." parts: the library checks names that come from files before it asks. There is
+ * one exception: a user who opens a checkpoint with allow_outside has names from files passed on as they are. A storage without
+ * anything outside its root answers ARG to those.
  *
  * Threads: every function may be called from several threads at once, also on one file.
  */
@@ -36,7 +38,8 @@ typedef enum dcp_open_flags {
     DCP_OPEN_CREATE = 4,    /* with WRITE: make it if absent */
     DCP_OPEN_EXCLUSIVE = 8, /* with CREATE: fail with EXISTS if present */
     DCP_OPEN_TRUNCATE = 16, /* with WRITE: set the length to 0 */
-    DCP_OPEN_BENEATH = 32,  /* refuse symbolic links that lead out of the root (ARG if the name itself does) */
+    DCP_OPEN_BENEATH = 32,  /* nothing may lead out of the root: ARG if the name does, IO with EXDEV or ELOOP if a symbolic
+                               link on its way does */
     DCP_OPEN_DIRECT = 64    /* a wish: bypass the page cache; the caller keeps buffer, offset and size aligned to 4096.
                                UNSUPPORTED if the storage cannot. */
 } dcp_open_flags;
@@ -55,7 +58,8 @@ typedef enum dcp_storage_caps {
     DCP_STORAGE_DURABLE = 4   /* sync means something */
 } dcp_storage_caps;
 
-/* Called once per entry, in any order; a non-zero result stops the listing and is returned. name is valid for the call. */
+/* Called once per entry, in any order; a non-zero result stops the listing and is returned, with err left alone. name is valid
+ * for the call. It may call the storage. */
 typedef dcp_status (*dcp_list_fn)(void *user, const char *name, dcp_entry_type type);
 
 struct dcp_storage_ops {
@@ -64,9 +68,11 @@ struct dcp_storage_ops {
     uint32_t caps;        /* dcp_storage_caps */
     const char *name;     /* "posix" */
 
-    /* Errors: NOT_FOUND, EXISTS, IO, UNSUPPORTED, ARG. A directory is NOT_FOUND's opposite: IO with EISDIR. */
+    /* Opens a regular file. Does not make directories. Errors: NOT_FOUND, EXISTS, UNSUPPORTED, ARG (flags, name), NOSPACE, NOMEM,
+     * IO; a directory is IO with EISDIR, other special files (FIFOs, devices) are IO without having been waited for or read. */
     dcp_status (*open)(dcp_storage *st, const char *name, unsigned flags, dcp_file **out, dcp_error *err);
-    /* Reads up to n bytes at offset; *got < n only at the end of the file. Never a short read otherwise. */
+    /* Reads up to n bytes at offset; *got < n only at the end of the file. Never a short read otherwise. ARG if offset + n is
+     * beyond INT64_MAX, here and in write_at. */
     dcp_status (*read_at)(dcp_file *f, void *buf, size_t n, uint64_t offset, size_t *got, dcp_error *err);
     /* Writes all n bytes at offset or fails. Ranges of concurrent calls are disjoint. Durable only after sync. */
     dcp_status (*write_at)(dcp_file *f, const void *buf, size_t n, uint64_t offset, dcp_error *err);
@@ -74,10 +80,10 @@ struct dcp_storage_ops {
     dcp_status (*sync)(dcp_file *f, dcp_error *err);
     /* Closes in every case; returns an error if data could be lost. */
     dcp_status (*close)(dcp_file *f, dcp_error *err);
-    /* NOT_FOUND if absent. name "" is the root. Follows symbolic links. */
+    /* NOT_FOUND if absent. name "" is the root. Follows symbolic links. bytes is 0 for all but regular files. */
     dcp_status (*stat)(dcp_storage *st, const char *name, dcp_stat *out, dcp_error *err);
     dcp_status (*list)(dcp_storage *st, const char *name, dcp_list_fn fn, void *user, dcp_error *err);
-    /* Atomic, replaces an existing file. NULL or UNSUPPORTED: the caller publishes by writing the final name last. */
+    /* Renames a file. Atomic, replaces an existing file. NULL or UNSUPPORTED: the caller publishes by writing the final name last. */
     dcp_status (*rename)(dcp_storage *st, const char *from, const char *to, dcp_error *err);
     /* Removes a file or an empty directory. NOT_FOUND if absent. */
     dcp_status (*remove)(dcp_storage *st, const char *name, dcp_error *err);
@@ -93,10 +99,11 @@ struct dcp_storage_ops {
 
 /* Files below a directory of the local file system. root is copied; it need not exist. Errors: NOMEM, ARG. */
 DCP_API dcp_status dcp_storage_posix(dcp_context *ctx, const char *root, dcp_storage **out, dcp_error *err);
-/* Files in memory, empty at first; gone with dcp_storage_free. No links, no directories of their own. */
+/* Files in memory, empty at first; gone with dcp_storage_free. No links; a directory is there if it was made or if a file's name
+ * goes through it. */
 DCP_API dcp_status dcp_storage_memory(dcp_context *ctx, dcp_storage **out, dcp_error *err);
 
-/* What went through a counting storage. */
+/* What went through a counting storage: calls, also those that failed (sync_dir counts as a sync), and bytes that arrived. */
 typedef struct dcp_storage_counts {
     uint64_t opens, reads, writes, syncs, lists, stats, renames, removes;
     uint64_t bytes_read, bytes_written;

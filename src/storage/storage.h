@@ -1,0 +1,17 @@
+/* What the storages share: checks of arguments, so that all of them refuse the same things in the same way. */
+#ifndef DCP_STORAGE_STORAGE_H
+#define DCP_STORAGE_STORAGE_H
+
+#include "base/context.h"
+#include "dcp/backend.h"
+
+/* ARG for combinations of dcp_open_flags that make no sense, and for unknown bits. */
+dcp_status dcp__open_flags_check(const char *name, unsigned flags, dcp_error *err);
+/* ARG if n bytes at offset end beyond what a file can hold (INT64_MAX). */
+dcp_status dcp__io_range_check(const char *name, size_t n, uint64_t offset, dcp_error *err);
+/* ARG unless st is there and its table is complete and of our version. */
+dcp_status dcp__storage_check(const dcp_storage *st, dcp_error *err);
+/* False if the name is absolute, or a ".." in it would climb above the root whatever the directories are. */
+bool dcp__name_is_beneath(const char *name);
+
+#endif
