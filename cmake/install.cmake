@@ -1,5 +1,5 @@
-# What "cmake --install" puts where: libraries, headers, pkg-config file, CMake package, the tool with its man page
-# and completions.
+# What "cmake --install" puts where: libraries, headers, pkg-config file, CMake package, the manual page and the
+# completions of dcptool, which cli/ installs itself.
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/libdcp)
@@ -39,7 +39,6 @@ install(FILES ${PROJECT_BINARY_DIR}/libdcpConfig.cmake ${PROJECT_BINARY_DIR}/lib
 if(TARGET dcptool)
     file(RELATIVE_PATH from_bin /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
     set_target_properties(dcptool PROPERTIES INSTALL_RPATH "$ORIGIN/${from_bin}")
-    install(TARGETS dcptool)
     install(FILES ${PROJECT_SOURCE_DIR}/docs/man/dcptool.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
     install(FILES ${PROJECT_SOURCE_DIR}/cli/completion/dcptool.bash
         DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME dcptool)

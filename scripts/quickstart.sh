@@ -32,6 +32,6 @@ say "is it whole? (structure, coverage, checksums)"
 run $dcptool verify $checkpoint
 
 say "two rows of a tensor that is spread over the ranks; only their bytes are read"
-run $dcptool cat $checkpoint rows '[2:4]'
+run $dcptool cat $checkpoint rows 2:4
 
 say "done: build/bin/dcptool --help shows the rest"

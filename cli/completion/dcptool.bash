@@ -1,0 +1,44 @@
+# Completion of dcptool for bash.
+
+# Options of a command, those that every command takes included.
+_dcptool_options() {
+    local common="--json --quiet --allow-outside --memory= --threads= --help --usage --version"
+    case $1 in
+    ls) echo "$common --tree" ;;
+    cat) echo "$common --format= --as-bits --rank=" ;;
+    verify) echo "$common --quick" ;;
+    info | hash | latest) echo "$common" ;;
+    *) echo "--help --usage --version" ;;
+    esac
+}
+
+# Names of the items of a checkpoint, one a line.
+_dcptool_items() {
+    dcptool ls --json --quiet "$1" 2>/dev/null | grep -oE '"fqn": ?"[^"\\]*"' | sed 's/^"fqn": *"//; s/"$//'
+}
+
+_dcptool() {
+    local cur=${COMP_WORDS[COMP_CWORD]} command='' args=() i
+    COMPREPLY=()
+    for ((i = 1; i < COMP_CWORD; i++)); do
+        case ${COMP_WORDS[i]} in
+        -* | =) ;;
+        *) if [ -z "$command" ]; then command=${COMP_WORDS[i]}; else args+=("${COMP_WORDS[i]}"); fi ;;
+        esac
+    done
+
+    if [[ $cur == -* ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "$(_dcptool_options "$command")" -- "$cur")
+        [[ ${COMPREPLY[0]-} != *= ]] || compopt -o nospace 2>/dev/null
+    elif [ -z "$command" ]; then
+        mapfile -t COMPREPLY < <(compgen -W "ls info cat hash verify latest" -- "$cur")
+    elif [ "$command" = cat ] && [ ${#args[@]} -eq 1 ]; then
+        local IFS=$'\n'
+        mapfile -t COMPREPLY < <(compgen -W "$(_dcptool_items "${args[0]}")" -- "$cur")
+    else
+        compopt -o filenames 2>/dev/null
+        mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+    fi
+}
+
+complete -F _dcptool dcptool

@@ -1,0 +1,22 @@
+# Completion of dcptool for fish.
+set -l commands ls info cat hash verify latest
+set -l start "not __fish_seen_subcommand_from $commands"
+complete -c dcptool -n $start -f -a ls -d 'list what is in a checkpoint'
+complete -c dcptool -n $start -f -a info -d 'layout, writer, ranks, files, sizes'
+complete -c dcptool -n $start -f -a cat -d 'show or extract one value, whole or in part'
+complete -c dcptool -n $start -f -a hash -d 'a digest of every item'
+complete -c dcptool -n $start -f -a verify -d 'check files, bounds, coverage and checksums'
+complete -c dcptool -n $start -f -a latest -d 'the newest complete checkpoint below a directory'
+complete -c dcptool -s j -l json -d 'print JSON'
+complete -c dcptool -s q -l quiet -d 'no progress, warnings or summary'
+complete -c dcptool -l allow-outside -d 'follow names that lead out of the checkpoint'
+complete -c dcptool -l memory -x -d 'memory for buffers'
+complete -c dcptool -l threads -x -d 'threads that read and hash'
+complete -c dcptool -l help -d 'help with an example'
+complete -c dcptool -l usage -d 'the options in short'
+complete -c dcptool -s V -l version -d 'the version'
+complete -c dcptool -n '__fish_seen_subcommand_from ls' -s t -l tree -d 'show the nesting'
+complete -c dcptool -n '__fish_seen_subcommand_from cat' -s f -l format -x -a 'summary npy raw json' -d 'form of a tensor'
+complete -c dcptool -n '__fish_seen_subcommand_from cat' -l as-bits -d 'write dtypes that NumPy lacks as integers'
+complete -c dcptool -n '__fish_seen_subcommand_from cat' -s r -l rank -x -d 'the value of this rank'
+complete -c dcptool -n '__fish_seen_subcommand_from verify' -l quick -d 'leave out the payload'

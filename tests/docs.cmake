@@ -1,0 +1,7 @@
+# What the documentation shows is what the tool does.
+if(TARGET dcptool AND NOT DCP_SANITIZE)
+    foreach(what readme options)
+        add_test(NAME docs.${what}
+            COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/docs/check_${what}.sh ${PROJECT_SOURCE_DIR} $<TARGET_FILE:dcptool>)
+    endforeach()
+endif()
