@@ -1,0 +1,1 @@
+dcp_test(unit coverage plan)
