@@ -5,7 +5,8 @@
 #include "base/buf.h"
 #include "dcp/state.h"
 
-/* data.pkl of a tensor record: a row-major tensor of that shape over a storage of exactly its elements, key "0", on "cpu". */
+/* data.pkl of a tensor record: a row-major tensor of that shape over a storage of exactly its elements, key "0", on "cpu".
+ * Errors: ARG, LIMIT (size overflows), NOMEM. */
 dcp_status dcp__pickle_tensor(dcp__buf *out, dcp_dtype dtype, int ndim, const int64_t *extents, dcp_error *err);
 
 /* The storages of a value that is about to be written: memory of its tensors, each distinct one once, in order of appearance. */
@@ -14,9 +15,11 @@ typedef struct dcp__write_storage {
     uint64_t bytes;          /* of the storage as it will be written: row-major elements of `tensor` */
 } dcp__write_storage;
 
-/* data.pkl of any value. Tensors (not sharded ones: ARG) are written row-major under keys "0", "1", ...; tensors that are equal in
- * dtype, shape, strides and memory share one. *storages is allocated with out's context. Opaque values are written back as they
- * were. Errors: ARG, LIMIT (depth), UNSUPPORTED, NOMEM. */
+/* data.pkl of any value. Tensors (not sharded ones: ARG) are written row-major under keys "0", "1", ...; tensors that are equal
+ * in dtype, shape, strides and memory share one, lazy ones that are equal in dtype, shape, strides and place. A value that stands
+ * in several places is written once and fetched after; so are equal strings. *storages is allocated with out's context, NULL if
+ * there are none. Opaque values are written back as they were. On an error, out's length is unchanged. Errors: ARG, LIMIT (depth,
+ * a text of 4 GiB), UNSUPPORTED (a global's name that this protocol cannot spell), NOMEM. */
 dcp_status dcp__pickle_value(dcp__buf *out, const dcp_value *v, dcp__write_storage **storages, size_t *n, dcp_error *err);
 
 #endif
