@@ -94,8 +94,7 @@ static void put_zeros(builder *b, size_t n)
 /* `archive/data/7`: storages are named by number, the others by text. */
 static size_t member_name(char out[NAME_MAX_BYTES], const char *text, size_t number)
 {
-    size_t len = strlen(text);
-    memcpy(out, text, len);
+    size_t len = (size_t)(stpcpy(out, text) - out);
     if (number == SIZE_MAX) {
         return len;
     }
@@ -338,8 +337,9 @@ static void put_end(builder *b)
 /* Bytes that the text of n storages takes at most. */
 static bool text_bound(size_t n, size_t prefix_len, uint32_t alignment, size_t *out)
 {
+    size_t fixed = LOCAL_BYTES + CENTRAL_BYTES + (size_t)2 * ZIP64_FIELD_MAX + 4 + DESCRIPTOR_MAX;
     size_t names = 2 * (prefix_len + 1 + NAME_MAX_BYTES);
-    size_t each = LOCAL_BYTES + CENTRAL_BYTES + names + 2 * ZIP64_FIELD_MAX + 4 + alignment + DESCRIPTOR_MAX;
+    size_t each = fixed + names + alignment;
     size_t members, bytes;
     return dcp__add_size(n, N_FIXED_MAX, &members) && dcp__mul_size(members, each, &bytes) &&
            dcp__add_size(bytes, FIXED_CONTENT_MAX + END_BYTES, out);
