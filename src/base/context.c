@@ -1,5 +1,6 @@
 #include "base/context.h"
 
+#include <pthread.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -39,21 +40,24 @@ static void set_defaults(dcp_context *ctx)
     ctx->memory_bytes = ctx->memory_bytes ? ctx->memory_bytes : (uint64_t)192 << 20;
 }
 
+static dcp_context builtin = {
+    .allocator = {resize_with_malloc, NULL},
+    .log_level = DCP_LOG_WARNING,
+};
+static pthread_once_t builtin_once = PTHREAD_ONCE_INIT;
+
+static void set_builtin(void)
+{
+    set_defaults(&builtin);
+}
+
+/* The built-in one is the same for everybody and never changes after its first use. */
 dcp_context *dcp__context(dcp_context *ctx)
 {
-    /* Constant for callers; only the first use sets the number of CPUs, and to the same value from every thread. */
-    static dcp_context builtin = {
-        .allocator = {resize_with_malloc, NULL},
-        .log_level = DCP_LOG_WARNING,
-        .memory_bytes = (uint64_t)192 << 20,
-        .limits = {sizeof(dcp_limits), 256, (uint64_t)4 << 30, (uint64_t)1 << 30, 100000000, 1000000},
-    };
     if (ctx) {
         return ctx;
     }
-    if (__atomic_load_n(&builtin.threads, __ATOMIC_RELAXED) == 0) {
-        __atomic_store_n(&builtin.threads, usable_cpus(), __ATOMIC_RELAXED);
-    }
+    pthread_once(&builtin_once, set_builtin);
     return &builtin;
 }
 

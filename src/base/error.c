@@ -13,8 +13,8 @@ const char *dcp_version(void)
 const char *dcp_status_name(dcp_status status)
 {
     static const char *const names[] = {
-        "OK",      "ARG",     "STATE",    "NOMEM",  "UNSUPPORTED", "INTERNAL", "NOT_FOUND", "EXISTS",   "IO",
-        "NOSPACE", "DEVICE",  "TIMEOUT",  "CANCELED", "FORMAT",    "CHECKSUM", "LIMIT",     "MISMATCH", "PEER",
+        "OK",      "ARG",    "STATE",   "NOMEM",    "UNSUPPORTED", "INTERNAL", "NOT_FOUND", "EXISTS",   "IO",
+        "NOSPACE", "DEVICE", "TIMEOUT", "CANCELED", "FORMAT",      "CHECKSUM", "LIMIT",     "MISMATCH", "PEER",
     };
     int i = -(int)status;
     return i >= 0 && i < (int)(sizeof names / sizeof names[0]) ? names[i] : "?";
@@ -25,12 +25,22 @@ dcp_str dcp_str_of(const char *text)
     return (dcp_str){text, text ? strlen(text) : 0};
 }
 
-/* Marks a message that did not fit. */
+static bool is_continuation(char c)
+{
+    return ((unsigned char)c & 0xc0) == 0x80;
+}
+
+/* Marks a message that did not fit, and does not leave half a character before the mark. */
 static void mark_cut(dcp_error *err, int wanted)
 {
-    if (wanted >= (int)sizeof err->message) {
-        memcpy(err->message + sizeof err->message - 4, "...", 4);
+    if (wanted < (int)sizeof err->message) {
+        return;
     }
+    size_t at = sizeof err->message - 4;
+    for (int i = 0; i < 3 && is_continuation(err->message[at]); i++) {
+        at--;
+    }
+    memcpy(err->message + at, "...", 4);
 }
 
 static void fill(dcp_error *err, dcp_status code, int sys_errno, uint64_t offset, const char *fmt, va_list args)
@@ -123,11 +133,11 @@ dcp__printable dcp__print(dcp_str s)
     dcp__printable out;
     size_t n = 0;
     for (size_t i = 0; i < s.len; i++) {
-        if (n > 200) {
+        unsigned char c = (unsigned char)s.ptr[i];
+        if (n > 200 && (!is_continuation(s.ptr[i]) || n > 206)) {
             memcpy(out.text + n, "...", 4);
             return out;
         }
-        unsigned char c = (unsigned char)s.ptr[i];
         if (c < 0x20 || c == 0x7f) {
             n += (size_t)snprintf(out.text + n, 5, "\\x%02x", c);
         } else {
