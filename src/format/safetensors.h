@@ -20,20 +20,24 @@ typedef struct dcp__st_tensor {
 typedef struct dcp__safetensors {
     dcp_context *ctx;
     dcp__arena arena;
-    dcp__st_tensor *tensors; /* by offset, then name */
+    dcp__st_tensor *tensors; /* by offset, then length, then name */
     size_t n_tensors;
     dcp__strmap by_name;     /* -> index in tensors */
     uint64_t header_bytes;   /* 8 + h */
     uint64_t end;            /* behind the last tensor */
     bool has_sharding_info;
     dcp_str format, dcp_version; /* of __metadata__; ptr NULL: absent */
+    bool has_own_facts;          /* the key `libdcp`, of a schema that is known here */
+    dcp_str own_writer;          /* "libdcp <version>"; ptr NULL: absent */
+    int own_world;               /* ranks that took part in the save; 0: not stated */
     size_t n_metadata;           /* other keys of __metadata__ */
     dcp_str *metadata_keys, *metadata_values;
 } dcp__safetensors;
 
-/* Reads the header at the start of src. Checks: ranges sorted without hole or overlap and within src, sizes right, names unique,
- * strings where strings belong. `to_end`: the data must also end at the end of src. Errors: FORMAT (offset), LIMIT (header),
- * UNSUPPORTED (unknown dtype, named), NOMEM, the source's. */
+/* Reads the header at the start of src and nothing behind it. Checks: ranges sorted without hole or overlap and within src, sizes
+ * right, names unique, strings where strings belong, DCP's sharding info and our own key about exactly these tensors. `to_end`: the
+ * data must also end at the end of src. Errors: FORMAT (offset), LIMIT (header, dimensions), UNSUPPORTED (unknown dtype, named;
+ * F4 with an odd last dimension), NOMEM, the source's. */
 dcp_status dcp__safetensors_open(dcp_context *ctx, const dcp__source *src, bool to_end, dcp__safetensors *out, dcp_error *err);
 void dcp__safetensors_reset(dcp__safetensors *s);
 

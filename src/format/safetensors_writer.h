@@ -14,10 +14,18 @@ typedef struct dcp__st_entry {
     const int64_t *global_extents; /* with saved_offsets: our own key; NULL: none */
 } dcp__st_entry;
 
+typedef struct dcp__st_opts {
+    int world;                 /* ranks that take part in the save, for our own key; 0: not stated */
+    const dcp_str *extra_keys; /* further texts for __metadata__ */
+    const dcp_str *extra_values;
+    size_t n_extra;
+} dcp__st_opts;
+
 /* Appends length and header JSON, padded with spaces to a multiple of 8; offsets[i] receives where tensor i starts, counted from
- * the start of the blob, in the order given, without gaps; *total the length of the blob. extra_keys/extra_values: further
- * __metadata__ texts. Errors: UNSUPPORTED (dtype, named), LIMIT (header over 100 MB), ARG (duplicate or reserved name), NOMEM. */
-dcp_status dcp__safetensors_header(dcp__buf *out, const dcp__st_entry *entries, size_t n, const dcp_str *extra_keys,
-                                   const dcp_str *extra_values, size_t n_extra, uint64_t *offsets, uint64_t *total, dcp_error *err);
+ * the start of the blob, in the order given, without gaps; *total the length of the blob. opts may be NULL. Writes nothing that
+ * a reader would refuse. Errors: UNSUPPORTED (dtype, named; a float4 scalar), LIMIT (header over 100 MB or max_header_bytes, sizes),
+ * ARG (name twice, reserved, or no text that JSON readers take; a shape that does not fit), NOMEM. On an error `out` is as before. */
+dcp_status dcp__safetensors_header(dcp__buf *out, const dcp__st_entry *entries, size_t n, const dcp__st_opts *opts,
+                                   uint64_t *offsets, uint64_t *total, dcp_error *err);
 
 #endif
