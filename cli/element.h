@@ -30,7 +30,7 @@ void element_reals(dcp_dtype dtype, const void *elems, size_t n, double *out);
 /* One element as JSON: complex numbers and pairs are arrays of two. */
 void element_json(json_writer *w, dcp_dtype dtype, const void *elem);
 
-#define ELEMENT_TEXT_BYTES 80
+#define ELEMENT_TEXT_BYTES 96
 
 /* One element as Python prints it: "True", "nan", "(1.0+2.0j)"; returns buf. */
 const char *element_text(dcp_dtype dtype, const void *elem, char buf[ELEMENT_TEXT_BYTES]);

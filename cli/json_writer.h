@@ -43,7 +43,7 @@ void jw_key_bool(json_writer *w, const char *key, bool b);
 void jw_key_begin(json_writer *w, const char *key, char bracket);
 void jw_key_shape(json_writer *w, const char *key, int ndim, const int64_t *extents);
 
-#define JW_REAL_BYTES 32
+#define JW_REAL_BYTES 40
 
 /* The number as JSON has it, "0.1" or "\"NaN\""; returns buf. */
 const char *jw_format_real(double value, bool is_single, char buf[JW_REAL_BYTES]);
