@@ -25,6 +25,9 @@ foreach(lib IN LISTS libs)
         message(FATAL_ERROR "cmake/install.cmake does not know how ${lib} is found by users of libdcp.a")
     endif()
 endforeach()
+# Where the linker looks anyway.
+list(TRANSFORM CMAKE_C_IMPLICIT_LINK_DIRECTORIES PREPEND -L OUTPUT_VARIABLE implicit)
+list(REMOVE_ITEM DCP_PRIVATE_LIBS ${implicit})
 list(JOIN DCP_PRIVATE_LIBS " " DCP_PRIVATE_LIBS)
 
 configure_file(${CMAKE_CURRENT_LIST_DIR}/libdcp.pc.in ${PROJECT_BINARY_DIR}/libdcp.pc @ONLY)
