@@ -47,7 +47,7 @@ enum { KEY_FORMAT = 'f', KEY_RANK = 'r', KEY_AS_BITS = 0x200 };
 static const struct argp_option option_list[] = {
     {"format", KEY_FORMAT, "FORMAT", 0, "summary, npy, raw or json", 0},
     {"as-bits", KEY_AS_BITS, NULL, 0, "npy: write dtypes that NumPy lacks as unsigned integers", 0},
-    {"rank", KEY_RANK, "R", 0, "The value of this rank, where ranks have their own", 0},
+    {"rank", KEY_RANK, "R", 0, "Where ranks have their own value: that of rank R", 0},
     {0},
 };
 

@@ -8,10 +8,10 @@ enum { KEY_JSON = 'j', KEY_QUIET = 'q', KEY_ALLOW_OUTSIDE = 0x100, KEY_MEMORY, K
 
 static const struct argp_option options_list[] = {
     {"json", KEY_JSON, NULL, 0, "Print JSON", 10},
-    {"quiet", KEY_QUIET, NULL, 0, "No progress, warnings or summary on standard error", 10},
+    {"quiet", KEY_QUIET, NULL, 0, "Only errors on standard error", 10},
     {"allow-outside", KEY_ALLOW_OUTSIDE, NULL, 0, "Follow names and links that lead out of the checkpoint", 10},
-    {"memory", KEY_MEMORY, "SIZE", 0, "Memory for buffers, such as 64MiB (default 192MiB)", 10},
-    {"threads", KEY_THREADS, "N", 0, "Threads that read and hash (default: as many as there are CPUs, at most 8)", 10},
+    {"memory", KEY_MEMORY, "SIZE", 0, "For buffers, such as 64MiB (default 192MiB)", 10},
+    {"threads", KEY_THREADS, "N", 0, "That read and hash (default: one a CPU, at most 8)", 10},
     {0},
 };
 

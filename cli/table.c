@@ -24,6 +24,7 @@ table *table_create(void)
 {
     struct libscols_table *t = scols_new_table();
     must(!t);
+    must(scols_table_enable_noencoding(t, 1) != 0); /* cells are escaped already, and backslashes are meant */
     return (table *)t;
 }
 
