@@ -8,8 +8,8 @@
 
 /* One storage of an archive. */
 typedef struct dcp__storage_span {
-    uint64_t offset;    /* of its bytes in the source */
-    uint64_t bytes;     /* as stored */
+    uint64_t offset;     /* of its bytes in the source */
+    uint64_t bytes;      /* as stored */
     uint64_t full_bytes; /* = bytes unless deflated */
     uint32_t crc;
     bool has_crc;
@@ -21,9 +21,9 @@ typedef struct dcp__archive {
     dcp_context *ctx;
     bool is_legacy;
     bool is_big_endian;
-    dcp__zip zip;               /* zip form */
-    dcp__object object;         /* the pickle's value, tensors lazy */
-    dcp__storage_span *spans;   /* one for each of object.storages */
+    dcp__zip zip;             /* zip form */
+    dcp__object object;       /* the pickle's value, tensors lazy */
+    dcp__storage_span *spans; /* one for each of object.storages */
 } dcp__archive;
 
 /* Opens a torch.save archive of either form that fills src. Errors: FORMAT, LIMIT, UNSUPPORTED, NOMEM, the source's. */
@@ -35,9 +35,9 @@ typedef struct dcp__payload {
     dcp_dtype dtype;
     int ndim;
     int64_t sizes[DCP_MAX_NDIM], strides[DCP_MAX_NDIM]; /* elements */
-    uint64_t offset;     /* of element 0 of the view, in the source */
-    uint64_t span_bytes; /* from there to the end of the last element */
-    dcp__storage_span storage; /* the whole storage, for CRCs and deflated ones */
+    uint64_t offset;                                    /* of element 0 of the view, in the source */
+    uint64_t span_bytes;                                /* from there to the end of the last element */
+    dcp__storage_span storage;                          /* the whole storage, for CRCs and deflated ones */
     bool is_big_endian, is_conj, is_neg;
 } dcp__payload;
 
