@@ -53,9 +53,9 @@ typedef struct dcp_stat {
 } dcp_stat;
 
 typedef enum dcp_storage_caps {
-    DCP_STORAGE_RENAME = 1,   /* rename replaces an existing file atomically */
+    DCP_STORAGE_RENAME = 1,       /* rename replaces an existing file atomically */
     DCP_STORAGE_RANDOM_WRITE = 2, /* write_at at any offset, from several threads */
-    DCP_STORAGE_DURABLE = 4   /* sync means something */
+    DCP_STORAGE_DURABLE = 4       /* sync means something */
 } dcp_storage_caps;
 
 /* Called once per entry, in any order; a non-zero result stops the listing and is returned, with err left alone. name is valid
@@ -83,7 +83,8 @@ struct dcp_storage_ops {
     /* NOT_FOUND if absent. name "" is the root. Follows symbolic links. bytes is 0 for all but regular files. */
     dcp_status (*stat)(dcp_storage *st, const char *name, dcp_stat *out, dcp_error *err);
     dcp_status (*list)(dcp_storage *st, const char *name, dcp_list_fn fn, void *user, dcp_error *err);
-    /* Renames a file. Atomic, replaces an existing file. NULL or UNSUPPORTED: the caller publishes by writing the final name last. */
+    /* Renames a file. Atomic, replaces an existing file. NULL or UNSUPPORTED: the caller publishes by writing the final name
+     * last. */
     dcp_status (*rename)(dcp_storage *st, const char *from, const char *to, dcp_error *err);
     /* Removes a file or an empty directory. NOT_FOUND if absent. */
     dcp_status (*remove)(dcp_storage *st, const char *name, dcp_error *err);
@@ -114,8 +115,19 @@ DCP_API dcp_status dcp_storage_count(dcp_context *ctx, dcp_storage *inner, dcp_s
                                      dcp_error *err);
 
 typedef enum dcp_storage_op {
-    DCP_OP_OPEN, DCP_OP_READ, DCP_OP_WRITE, DCP_OP_SYNC, DCP_OP_CLOSE, DCP_OP_STAT, DCP_OP_LIST, DCP_OP_RENAME, DCP_OP_REMOVE,
-    DCP_OP_MAKE_DIR, DCP_OP_SYNC_DIR, DCP_OP_LOCK, DCP_OP_COUNT
+    DCP_OP_OPEN,
+    DCP_OP_READ,
+    DCP_OP_WRITE,
+    DCP_OP_SYNC,
+    DCP_OP_CLOSE,
+    DCP_OP_STAT,
+    DCP_OP_LIST,
+    DCP_OP_RENAME,
+    DCP_OP_REMOVE,
+    DCP_OP_MAKE_DIR,
+    DCP_OP_SYNC_DIR,
+    DCP_OP_LOCK,
+    DCP_OP_COUNT
 } dcp_storage_op;
 
 /* Decides before each call on inner: DCP_OK lets it through, DCP_IO and others fail it with that status and sys_errno in err

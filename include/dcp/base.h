@@ -48,23 +48,23 @@ DCP_API const char *dcp_version(void);
 /* Result of a call. Values are stable; new ones are only appended. */
 typedef enum dcp_status {
     DCP_OK = 0,
-    DCP_ARG = -1,          /* an argument is wrong in itself */
-    DCP_STATE = -2,        /* call out of order, or a precondition does not hold */
-    DCP_NOMEM = -3,        /* the allocator returned NULL */
-    DCP_UNSUPPORTED = -4,  /* a feature, library or device is absent */
-    DCP_INTERNAL = -5,     /* a fault of this library */
-    DCP_NOT_FOUND = -6,    /* no such item, file or checkpoint */
-    DCP_EXISTS = -7,       /* something is in the way and may not be replaced */
-    DCP_IO = -8,           /* the storage failed; see sys_errno */
-    DCP_NOSPACE = -9,      /* the storage is full */
-    DCP_DEVICE = -10,      /* a device or its driver refused; see native_code */
-    DCP_TIMEOUT = -11,     /* a deadline passed */
-    DCP_CANCELED = -12,    /* stopped by the caller */
-    DCP_FORMAT = -13,      /* the content of a file is not acceptable */
-    DCP_CHECKSUM = -14,    /* stored and computed checksums differ */
-    DCP_LIMIT = -15,       /* a limit of dcp_limits was exceeded */
-    DCP_MISMATCH = -16,    /* shape, dtype, kind or structure differs from what was asked for */
-    DCP_PEER = -17         /* one or more ranks failed; see dcp_failures */
+    DCP_ARG = -1,         /* an argument is wrong in itself */
+    DCP_STATE = -2,       /* call out of order, or a precondition does not hold */
+    DCP_NOMEM = -3,       /* the allocator returned NULL */
+    DCP_UNSUPPORTED = -4, /* a feature, library or device is absent */
+    DCP_INTERNAL = -5,    /* a fault of this library */
+    DCP_NOT_FOUND = -6,   /* no such item, file or checkpoint */
+    DCP_EXISTS = -7,      /* something is in the way and may not be replaced */
+    DCP_IO = -8,          /* the storage failed; see sys_errno */
+    DCP_NOSPACE = -9,     /* the storage is full */
+    DCP_DEVICE = -10,     /* a device or its driver refused; see native_code */
+    DCP_TIMEOUT = -11,    /* a deadline passed */
+    DCP_CANCELED = -12,   /* stopped by the caller */
+    DCP_FORMAT = -13,     /* the content of a file is not acceptable */
+    DCP_CHECKSUM = -14,   /* stored and computed checksums differ */
+    DCP_LIMIT = -15,      /* a limit of dcp_limits was exceeded */
+    DCP_MISMATCH = -16,   /* shape, dtype, kind or structure differs from what was asked for */
+    DCP_PEER = -17        /* one or more ranks failed; see dcp_failures */
 } dcp_status;
 
 /* Name of a status without the prefix, "FORMAT" for DCP_FORMAT; "?" for unknown values. Never NULL. */
@@ -77,14 +77,16 @@ DCP_API const char *dcp_status_name(dcp_status status);
 typedef struct dcp_error {
     size_t struct_size;
     dcp_status code;
-    int sys_errno;       /* errno of the failed system call, 0 if none */
-    int64_t native_code; /* code of a device driver or MPI, 0 if none */
-    int rank;            /* rank where it happened, -1 if not a matter of ranks */
-    uint64_t offset;     /* byte position in the file that the message names, DCP_NO_OFFSET if none */
+    int sys_errno;                         /* errno of the failed system call, 0 if none */
+    int64_t native_code;                   /* code of a device driver or MPI, 0 if none */
+    int rank;                              /* rank where it happened, -1 if not a matter of ranks */
+    uint64_t offset;                       /* byte position in the file that the message names, DCP_NO_OFFSET if none */
     char message[DCP_ERROR_MESSAGE_BYTES]; /* one line, UTF-8, lower case, no final dot; cut with "..." */
 } dcp_error;
 
+/* clang-format off */
 #define DCP_ERROR_INIT {sizeof(dcp_error), DCP_OK, 0, 0, -1, DCP_NO_OFFSET, {0}}
+/* clang-format on */
 
 /* A string of known length. Names in checkpoints may be empty, hold NUL bytes or lone surrogates (WTF-8). Strings that the
  * library hands out are also NUL-terminated. */
@@ -111,27 +113,31 @@ typedef void (*dcp_log_fn)(void *user, dcp_log_level level, const char *line);
 /* Bounds for everything that is taken from a file. 0 in a field means the default named here. */
 typedef struct dcp_limits {
     size_t struct_size;
-    uint32_t max_depth;          /* nesting of containers in a pickle: 256 */
-    uint64_t max_parse_bytes;    /* memory that one parser may take beyond its input's size: 4 GiB */
-    uint64_t max_string_bytes;   /* one name or text in a pickle: 1 GiB */
-    uint64_t max_header_bytes;   /* JSON header of a safetensors file: 100 MB, as the reference reader's */
-    uint64_t max_list_index;     /* list index in a flattened path: 1,000,000 */
+    uint32_t max_depth;        /* nesting of containers in a pickle: 256 */
+    uint64_t max_parse_bytes;  /* memory that one parser may take beyond its input's size: 4 GiB */
+    uint64_t max_string_bytes; /* one name or text in a pickle: 1 GiB */
+    uint64_t max_header_bytes; /* JSON header of a safetensors file: 100 MB, as the reference reader's */
+    uint64_t max_list_index;   /* list index in a flattened path: 1,000,000 */
 } dcp_limits;
 
+/* clang-format off */
 #define DCP_LIMITS_INIT {sizeof(dcp_limits), 0, 0, 0, 0, 0}
+/* clang-format on */
 
 typedef struct dcp_context_opts {
     size_t struct_size;
     const dcp_allocator *allocator; /* copied; NULL: malloc */
     dcp_log_fn log;                 /* NULL: silence */
     void *log_user;
-    dcp_log_level log_level;        /* messages above it are not formatted */
-    int threads;                    /* workers for I/O and hashing; 0: as many as the process may use, at most 8 */
-    uint64_t memory_bytes;          /* budget for buffers of one operation; 0: 192 MiB */
+    dcp_log_level log_level; /* messages above it are not formatted */
+    int threads;             /* workers for I/O and hashing; 0: as many as the process may use, at most 8 */
+    uint64_t memory_bytes;   /* budget for buffers of one operation; 0: 192 MiB */
     dcp_limits limits;
 } dcp_context_opts;
 
+/* clang-format off */
 #define DCP_CONTEXT_OPTS_INIT {sizeof(dcp_context_opts), NULL, NULL, NULL, DCP_LOG_WARNING, 0, 0, DCP_LIMITS_INIT}
+/* clang-format on */
 
 /* What calls share: allocator, log, limits, number of threads. Wherever a dcp_context is asked for, NULL means a built-in
  * one with all defaults. A context must outlive all that was made with it. */

@@ -47,7 +47,9 @@ typedef struct dcp_open_opts {
     bool check_crc;       /* check the CRC-32 of every record that is read whole */
 } dcp_open_opts;
 
+/* clang-format off */
 #define DCP_OPEN_OPTS_INIT {sizeof(dcp_open_opts), NULL, -1, false, false}
+/* clang-format on */
 
 /* Opens a checkpoint and reads its metadata, no payload. path is a directory or a file. opts may be NULL.
  * Errors: NOT_FOUND (nothing there, or no checkpoint: the message says what the directory looks like), FORMAT (with offset),
@@ -65,8 +67,8 @@ typedef enum dcp_item_kind { DCP_ITEM_TENSOR = 1, DCP_ITEM_OBJECT = 2 } dcp_item
 typedef struct dcp_item {
     dcp_str fqn;
     dcp_item_kind kind;
-    int rank;               /* rank-local checkpoints: the rank that holds this value; -1: common to all */
-    dcp_dtype dtype;        /* tensors */
+    int rank;        /* rank-local checkpoints: the rank that holds this value; -1: common to all */
+    dcp_dtype dtype; /* tensors */
     int ndim;
     const int64_t *extents; /* global shape, ndim values */
     uint64_t bytes;         /* tensors: elements times size; objects: bytes of the record on disk, 0 if part of a file */
@@ -86,23 +88,22 @@ DCP_API const dcp_item *dcp_checkpoint_find_rank(const dcp_checkpoint *ck, dcp_s
 
 /* Where chunk i of an item is. Names and boxes are owned by the checkpoint. */
 typedef struct dcp_chunk_info {
-    dcp_box box;              /* where it belongs in the tensor; offsets and sizes NULL for objects */
-    const char *file;         /* relative to the checkpoint; NULL if the metadata names no place for it */
-    uint64_t offset, length;  /* bytes of the record in that file */
-    const char *transforms;   /* "stream.zstd/1", or "" */
+    dcp_box box;             /* where it belongs in the tensor; offsets and sizes NULL for objects */
+    const char *file;        /* relative to the checkpoint; NULL if the metadata names no place for it */
+    uint64_t offset, length; /* bytes of the record in that file */
+    const char *transforms;  /* "stream.zstd/1", or "" */
 } dcp_chunk_info;
 
 /* Errors: ARG (i out of range). */
-DCP_API dcp_status dcp_item_chunk(const dcp_checkpoint *ck, const dcp_item *item, size_t i, dcp_chunk_info *out,
-                                  dcp_error *err);
+DCP_API dcp_status dcp_item_chunk(const dcp_checkpoint *ck, const dcp_item *item, size_t i, dcp_chunk_info *out, dcp_error *err);
 
 /* Facts about the whole. Strings are owned by the checkpoint, "" if unknown. */
 typedef struct dcp_checkpoint_info {
     size_t struct_size;
     dcp_layout layout;
-    int world;               /* ranks that wrote it, as far as the files tell; 0 if unknown */
-    const char *writer;      /* "libdcp 0.1.0", or what the form of the files tells: "PyTorch 2.9 to 2.14" */
-    const char *version;     /* DCP format version, "1.0.0" */
+    int world;           /* ranks that wrote it, as far as the files tell; 0 if unknown */
+    const char *writer;  /* "libdcp 0.1.0", or what the form of the files tells: "PyTorch 2.9 to 2.14" */
+    const char *version; /* DCP format version, "1.0.0" */
     const char *save_id;
     const char *checkpoint_id;
     size_t n_items, n_tensors, n_objects, n_chunks, n_files;
@@ -110,8 +111,10 @@ typedef struct dcp_checkpoint_info {
     uint64_t metadata_bytes; /* size of the metadata files */
 } dcp_checkpoint_info;
 
+/* clang-format off */
 #define DCP_CHECKPOINT_INFO_INIT                                                                                               \
     {sizeof(dcp_checkpoint_info), (dcp_layout)0, 0, NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0}
+/* clang-format on */
 
 DCP_API dcp_status dcp_checkpoint_get_info(const dcp_checkpoint *ck, dcp_checkpoint_info *out, dcp_error *err);
 
@@ -133,13 +136,12 @@ DCP_API dcp_status dcp_checkpoint_file(const dcp_checkpoint *ck, size_t i, dcp_f
  * strides, host memory. Only the bytes that the box needs are read, in ascending order, nearby ones together.
  * Errors: MISMATCH (dtype or shape), ARG (box outside), FORMAT (also: chunks do not cover the box), CHECKSUM, NOT_FOUND (file),
  * IO, UNSUPPORTED (unknown transform), NOMEM. On an error the content of dst is undefined. */
-DCP_API dcp_status dcp_read(dcp_checkpoint *ck, const dcp_item *item, const dcp_box *box, const dcp_tensor *dst,
-                            dcp_error *err);
+DCP_API dcp_status dcp_read(dcp_checkpoint *ck, const dcp_item *item, const dcp_box *box, const dcp_tensor *dst, dcp_error *err);
 
 /* One request of several. */
 typedef struct dcp_read_request {
     const dcp_item *item;
-    dcp_box box;     /* offsets NULL: all of it */
+    dcp_box box; /* offsets NULL: all of it */
     dcp_tensor dst;
 } dcp_read_request;
 
@@ -179,7 +181,9 @@ typedef struct dcp_verify_opts {
     void *user;
 } dcp_verify_opts;
 
+/* clang-format off */
 #define DCP_VERIFY_OPTS_INIT {sizeof(dcp_verify_opts), false, NULL, NULL, NULL}
+/* clang-format on */
 
 typedef struct dcp_verify_report {
     size_t struct_size;
@@ -189,7 +193,9 @@ typedef struct dcp_verify_report {
     bool has_digests;   /* records were compared with digests as well */
 } dcp_verify_report;
 
+/* clang-format off */
 #define DCP_VERIFY_REPORT_INIT {sizeof(dcp_verify_report), 0, 0, 0, 0, 0, false}
+/* clang-format on */
 
 /* Checks everything that can be checked. DCP_OK means that the check ran to its end: look at report->n_defects.
  * Errors: IO only if the storage as a whole fails, CANCELED, NOMEM. */

@@ -163,9 +163,8 @@ DCP_API dcp_status dcp_tensor_alloc(dcp_context *ctx, dcp_dtype dtype, int ndim,
                                     dcp_error *err);
 /* A tensor of which this process holds n_chunks parts: chunks[i] has the extents boxes[i].sizes and belongs at
  * boxes[i].offsets. Shapes are copied, data borrowed. n_chunks may be 0. Errors: also MISMATCH, ARG (outside the tensor). */
-DCP_API dcp_status dcp_sharded_create(dcp_context *ctx, dcp_dtype dtype, int ndim, const int64_t *global_extents,
-                                      size_t n_chunks, const dcp_tensor *chunks, const dcp_box *boxes, dcp_value **out,
-                                      dcp_error *err);
+DCP_API dcp_status dcp_sharded_create(dcp_context *ctx, dcp_dtype dtype, int ndim, const int64_t *global_extents, size_t n_chunks,
+                                      const dcp_tensor *chunks, const dcp_box *boxes, dcp_value **out, dcp_error *err);
 
 /* One more reference to the same value; returns v. */
 DCP_API dcp_value *dcp_value_retain(dcp_value *v);
@@ -175,16 +174,16 @@ DCP_API void dcp_value_free(dcp_value *v);
 /* ---- reading values. A wrong kind yields the stated neutral value. ---- */
 
 DCP_API dcp_kind dcp_value_kind(const dcp_value *v);
-DCP_API bool dcp_value_bool(const dcp_value *v);                /* false */
+DCP_API bool dcp_value_bool(const dcp_value *v); /* false */
 /* True and *out set if v is an integer that fits; false otherwise. */
 DCP_API bool dcp_value_int(const dcp_value *v, int64_t *out);
 /* Minimal two's complement little-endian bytes of an integer; {NULL, 0} for zero. Valid as long as v. */
 DCP_API dcp_str dcp_value_bigint(const dcp_value *v);
-DCP_API double dcp_value_float(const dcp_value *v);             /* real part of a complex; NaN */
-DCP_API double dcp_value_imag(const dcp_value *v);              /* 0 */
+DCP_API double dcp_value_float(const dcp_value *v); /* real part of a complex; NaN */
+DCP_API double dcp_value_imag(const dcp_value *v);  /* 0 */
 /* Text of a string or device name, content of bytes or bytearray; {NULL, 0}. Valid as long as v. */
 DCP_API dcp_str dcp_value_str(const dcp_value *v);
-DCP_API dcp_dtype dcp_value_dtype(const dcp_value *v);          /* of a dtype, tensor or sharded tensor; DCP_DTYPE_NONE */
+DCP_API dcp_dtype dcp_value_dtype(const dcp_value *v); /* of a dtype, tensor or sharded tensor; DCP_DTYPE_NONE */
 /* Number of elements of a sequence, set or dict, of chunks of a sharded tensor; 0. */
 DCP_API size_t dcp_value_count(const dcp_value *v);
 /* Element i of a sequence or set, value i of a dict in insertion order; borrowed; NULL. */

@@ -6,11 +6,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define DCP__CHECKED(name, type, builtin)                     \
-    static inline bool name(type a, type b, type *out)        \
-    {                                                         \
-        type r;                                               \
-        return builtin(a, b, &r) ? false : ((*out = r), true); \
+#define DCP__CHECKED(name, type, builtin)                                                                                        \
+    static inline bool name(type a, type b, type *out)                                                                           \
+    {                                                                                                                            \
+        type r;                                                                                                                  \
+        return builtin(a, b, &r) ? false : ((*out = r), true);                                                                   \
     }
 DCP__CHECKED(dcp__add_size, size_t, __builtin_add_overflow)
 DCP__CHECKED(dcp__mul_size, size_t, __builtin_mul_overflow)

@@ -12,9 +12,9 @@ typedef struct dcp__source {
     /* Reads exactly n bytes at offset; the caller has checked that they lie within `size`. */
     dcp_status (*read)(const struct dcp__source *self, uint64_t offset, void *buf, size_t n, dcp_error *err);
     uint64_t size;
-    const void *base;    /* a buffer's bytes; others leave it NULL and use `user` */
+    const void *base; /* a buffer's bytes; others leave it NULL and use `user` */
     void *user;
-    uint64_t start;      /* position of byte 0 in `user` */
+    uint64_t start; /* position of byte 0 in `user` */
 } dcp__source;
 
 static inline dcp_status dcp__source_read(const dcp__source *s, uint64_t offset, void *buf, size_t n, dcp_error *err)

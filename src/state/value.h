@@ -23,23 +23,22 @@ typedef enum dcp__opaque_form {
 
 typedef struct dcp__opaque {
     dcp__opaque_form form;
-    dcp_str module, name;   /* of the callable; NUL-terminated, owned */
-    dcp_str qualified;      /* "module.name", owned */
-    uint64_t bytes;         /* span in the pickle */
-    dcp_value *callable;    /* where the callable is itself no global, else NULL */
-    dcp_value *args;        /* tuple */
-    dcp_value *kwargs;      /* dict; NEWOBJ_EX */
-    dcp_value *state;       /* argument of BUILD */
-    dcp_value *items;       /* list: APPEND(S), ADDITEMS */
-    dcp_value *pairs;       /* list of key, value, key, value: SETITEM(S); keys may be of any kind */
+    dcp_str module, name; /* of the callable; NUL-terminated, owned */
+    dcp_str qualified;    /* "module.name", owned */
+    uint64_t bytes;       /* span in the pickle */
+    dcp_value *callable;  /* where the callable is itself no global, else NULL */
+    dcp_value *args;      /* tuple */
+    dcp_value *kwargs;    /* dict; NEWOBJ_EX */
+    dcp_value *state;     /* argument of BUILD */
+    dcp_value *items;     /* list: APPEND(S), ADDITEMS */
+    dcp_value *pairs;     /* list of key, value, key, value: SETITEM(S); keys may be of any kind */
 } dcp__opaque;
 
 /* Makes an opaque value; takes over the references in *parts on success, copies module and name. */
 dcp_status dcp__opaque_create(dcp_context *ctx, const dcp__opaque *parts, dcp_value **out, dcp_error *err);
 const dcp__opaque *dcp__value_opaque(const dcp_value *v); /* NULL for other kinds */
 /* A tensor that is not read: as dcp_tensor_create with data NULL, and where its elements are. */
-dcp_status dcp__lazy_tensor_create(dcp_context *ctx, const dcp_tensor *t, const dcp__lazy *lazy, dcp_value **out,
-                                   dcp_error *err);
+dcp_status dcp__lazy_tensor_create(dcp_context *ctx, const dcp_tensor *t, const dcp__lazy *lazy, dcp_value **out, dcp_error *err);
 const dcp__lazy *dcp__value_lazy(const dcp_value *v); /* NULL if v is no tensor or not lazy */
 /* Gives a lazy tensor row-major memory of its own, not initialised, and ends its laziness. */
 dcp_status dcp__lazy_tensor_materialize(dcp_value *v, dcp_error *err);

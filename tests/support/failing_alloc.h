@@ -27,11 +27,11 @@
 #include "dcp/base.h"
 
 typedef struct failing_alloc {
-    size_t calls;   /* allocations and resizes so far; frees do not count */
-    size_t fail_at; /* the call of this number fails; SIZE_MAX: none */
+    size_t calls;      /* allocations and resizes so far; frees do not count */
+    size_t fail_at;    /* the call of this number fails; SIZE_MAX: none */
     bool keep_failing; /* and all after it too */
-    size_t failed;  /* how many failed */
-    int64_t live;   /* blocks that are not freed */
+    size_t failed;     /* how many failed */
+    int64_t live;      /* blocks that are not freed */
 } failing_alloc;
 
 static inline void *failing_alloc_resize(void *user, void *ptr, size_t bytes)
