@@ -1,0 +1,97 @@
+/*
+ * dcp/load.h - load a checkpoint into a state.
+ *
+ *     dcp_load_report report = DCP_LOAD_REPORT_INIT;
+ *     dcp_load(NULL, "run/step-1000", state, NULL, &report, &err);   // tensors are filled in place
+ *
+ * The state is a dict of the same form as was saved: its tensors (any strides, views, chunks of sharded tensors) are filled where
+ * they are, other leaves are replaced by the saved values. To get everything without a state, see dcp_read_tree.
+ *
+ * Threads: the state belongs to the call. All calls block.
+ */
+#ifndef DCP_LOAD_H
+#define DCP_LOAD_H
+
+#include "checkpoint.h"
+#include "state.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Changes a name of the state into the checkpoint's name for it: return a new text made with malloc, or NULL to leave it out of
+ * the load. */
+typedef char *(*dcp_rename_fn)(void *user, dcp_str fqn);
+
+typedef struct dcp_load_opts {
+    size_t struct_size;
+    dcp_open_opts open;
+    bool partial;               /* names of the state that the checkpoint lacks are left as they are instead of an error */
+    bool exact;                 /* names of the checkpoint that the state lacks are an error */
+    const char *const *include; /* glob patterns of names of the state to load; n_include 0: all */
+    size_t n_include;
+    const char *const *exclude; /* glob patterns of names to leave alone */
+    size_t n_exclude;
+    const char *prefix;   /* put before each name of the state to get the checkpoint's; NULL: "" */
+    dcp_rename_fn rename; /* after the prefix; NULL: none */
+    void *user;
+} dcp_load_opts;
+
+#define DCP_LOAD_OPTS_INIT                                                                                                       \
+    {                                                                                                                            \
+        .struct_size = sizeof(dcp_load_opts), .open = DCP_OPEN_OPTS_INIT                                                         \
+    }
+
+typedef enum dcp_difference_kind {
+    DCP_DIFF_MISSING = 1, /* in the state, not in the checkpoint */
+    DCP_DIFF_UNEXPECTED,  /* in the checkpoint, not in the state */
+    DCP_DIFF_SHAPE,
+    DCP_DIFF_DTYPE,
+    DCP_DIFF_KIND /* tensor on one side, object on the other */
+} dcp_difference_kind;
+
+/* Called once for each difference before anything is read; text valid for the call. */
+typedef void (*dcp_difference_fn)(void *user, dcp_difference_kind kind, dcp_str fqn, const char *text);
+
+typedef struct dcp_load_report {
+    size_t struct_size;
+    dcp_difference_fn difference; /* in: may be NULL */
+    void *user;                   /* in */
+    size_t n_missing, n_unexpected, n_shape, n_dtype, n_kind;
+    size_t n_tensors, n_objects; /* loaded */
+    uint64_t bytes;              /* of the tensors loaded */
+    double plan_seconds, read_seconds;
+} dcp_load_report;
+
+#define DCP_LOAD_REPORT_INIT                                                                                                     \
+    {                                                                                                                            \
+        .struct_size = sizeof(dcp_load_report)                                                                                   \
+    }
+
+/* Loads path into state. Shapes, dtypes and kinds must agree; all differences are found before anything is changed, and the error
+ * names the first eight. report may be NULL and is filled also after MISMATCH and NOT_FOUND.
+ * Errors: NOT_FOUND (missing names, or no checkpoint), MISMATCH, and those of dcp_checkpoint_open and dcp_read_many. */
+DCP_API dcp_status dcp_load(dcp_context *ctx, const char *path, dcp_value *state, const dcp_load_opts *opts,
+                            dcp_load_report *report, dcp_error *err);
+
+/* The same from an open checkpoint; opts->open is not used. */
+DCP_API dcp_status dcp_load_from(dcp_checkpoint *ck, dcp_value *state, const dcp_load_opts *opts, dcp_load_report *report,
+                                 dcp_error *err);
+
+/* ---- the steps of dcp_load_from ---- */
+
+typedef struct dcp_load_plan dcp_load_plan;
+
+/* Compares the state with the checkpoint and lists what to read; an error as above. */
+DCP_API dcp_status dcp_plan_load(dcp_checkpoint *ck, dcp_value *state, const dcp_load_opts *opts, dcp_load_plan **out,
+                                 dcp_load_report *report, dcp_error *err);
+/* The tensor reads of the plan, to be looked at or changed; n of them. */
+DCP_API dcp_read_request *dcp_load_plan_requests(dcp_load_plan *plan, size_t *n);
+/* Reads what the plan lists and puts objects into the state. */
+DCP_API dcp_status dcp_load_read(dcp_checkpoint *ck, dcp_load_plan *plan, dcp_load_report *report, dcp_error *err);
+DCP_API void dcp_load_plan_free(dcp_load_plan *plan);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

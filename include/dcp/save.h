@@ -1,0 +1,142 @@
+/*
+ * dcp/save.h - write checkpoints.
+ *
+ *     dcp_save_report report = DCP_SAVE_REPORT_INIT;
+ *     if (dcp_save(NULL, "run/step-1000", state, NULL, &report, &err) != DCP_OK) { ... }
+ *
+ * What is written is a PyTorch Distributed Checkpoint, loaded by every PyTorch from 2.1 on that knows its dtypes. An existing
+ * checkpoint is only replaced if that is asked for, and then as a whole: at every moment the directory holds the old checkpoint
+ * or the new one, whatever crashes.
+ *
+ * dcp_save is made of the steps below it, which may be called one by one to change the plan on the way.
+ *
+ * Threads: one save or plan belongs to one call at a time; several saves to several places may run at once. All calls block.
+ */
+#ifndef DCP_SAVE_H
+#define DCP_SAVE_H
+
+#include "backend.h"
+#include "checkpoint.h"
+#include "state.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum dcp_serialization {
+    DCP_SERIALIZE_TORCH_SAVE = 0, /* torch.save records: what PyTorch reads */
+    DCP_SERIALIZE_SAFETENSORS = 1 /* a safetensors blob in each file: PyTorch writes this form too, but only libdcp reads it */
+} dcp_serialization;
+
+typedef struct dcp_save_opts {
+    size_t struct_size;
+    dcp_storage *storage; /* where path is a directory's name ("" the root); NULL: the local file system. Borrowed. */
+    bool overwrite;       /* replace an existing checkpoint; otherwise EXISTS */
+    bool no_sync;         /* do not make anything durable before publishing it */
+    int files;            /* data files of this rank, 1 to 1000; 0: 1 */
+    bool file_per_item;   /* one file for each record instead */
+    bool align_payloads;  /* start payloads of 1 MiB and more at multiples of 4096 in the file */
+    dcp_serialization serialization;
+    const char *transform;     /* of every record: "stream.zstd/1"; NULL: none */
+    int target_release;        /* oldest PyTorch to serve, major * 100 + minor; 0: the oldest that knows all dtypes */
+    const char *save_id;       /* NULL: a new UUID */
+    const char *checkpoint_id; /* noted in the metadata; NULL: path */
+    /* Called now and then, from one thread at a time, with payload bytes written and in all; false cancels. NULL: none. */
+    bool (*progress)(void *user, uint64_t done_bytes, uint64_t total_bytes);
+    void *user;
+} dcp_save_opts;
+
+#define DCP_SAVE_OPTS_INIT                                                                                                       \
+    {                                                                                                                            \
+        .struct_size = sizeof(dcp_save_opts)                                                                                     \
+    }
+
+/* What a storage could not do, so that the save went on without. */
+typedef enum dcp_degraded {
+    DCP_DEGRADED_SYNC = 1,   /* the storage refuses to make files durable */
+    DCP_DEGRADED_RENAME = 2, /* no atomic rename: the metadata was written under its final name, last */
+    DCP_DEGRADED_LOCK = 4    /* no locks: another save to the same place would not have been noticed */
+} dcp_degraded;
+
+typedef struct dcp_save_report {
+    size_t struct_size;
+    double plan_seconds, write_seconds, sync_seconds, commit_seconds;
+    uint64_t bytes;         /* written to data files */
+    uint64_t payload_bytes; /* of them, tensor elements */
+    size_t n_items, n_records, n_files;
+    size_t n_tied;      /* items that share the record of another one */
+    unsigned degraded;  /* dcp_degraded */
+    int target_release; /* oldest PyTorch that reads it */
+    char save_id[40];
+} dcp_save_report;
+
+#define DCP_SAVE_REPORT_INIT                                                                                                     \
+    {                                                                                                                            \
+        .struct_size = sizeof(dcp_save_report)                                                                                   \
+    }
+
+/* Saves a dict as a checkpoint below path. opts and report may be NULL; report is filled on success.
+ * Errors: EXISTS (a checkpoint is there, something is in the way, or another save to the same place is running), MISMATCH (two
+ * names collide), UNSUPPORTED (dtype or option against target_release; a tensor on a device), ARG, LIMIT, NOSPACE, IO, CANCELED,
+ * NOMEM. After an error nothing of this save is left behind and the previous checkpoint is whole. */
+DCP_API dcp_status dcp_save(dcp_context *ctx, const char *path, dcp_value *state, const dcp_save_opts *opts,
+                            dcp_save_report *report, dcp_error *err);
+
+/* ---- the steps of dcp_save ---- */
+
+struct dcp_write_item;
+
+/* Gives n bytes of an item's row-major elements, from byte `offset` on. Called in ascending order for one item, from several
+ * threads for several items. */
+typedef dcp_status (*dcp_pull_fn)(void *user, const struct dcp_write_item *item, uint64_t offset, void *buf, size_t n,
+                                  dcp_error *err);
+
+/* One thing to write: a chunk of a tensor, or an object. Owned by the plan, which borrows the state. */
+typedef struct dcp_write_item {
+    dcp_str fqn;
+    const dcp_key *path;
+    size_t path_len;
+    dcp_item_kind kind;
+    dcp_dtype dtype; /* tensors */
+    int ndim;
+    const int64_t *global_extents; /* of the whole tensor */
+    dcp_box box;                   /* the part that this item holds */
+    dcp_tensor tensor;             /* its elements; data NULL: they come from pull */
+    dcp_pull_fn pull;
+    void *pull_user;
+    const dcp_value *object; /* objects */
+    uint64_t bytes;          /* elements times size; 0 for objects, whose size is known when they are written */
+} dcp_write_item;
+
+typedef struct dcp_save_plan dcp_save_plan;
+
+/* Flattens the state and lists what there is to write. Chunks without elements of tensors that have some are left out.
+ * Errors: as dcp_flatten; ARG (a sharded tensor's chunks overlap). */
+DCP_API dcp_status dcp_plan_save(dcp_context *ctx, dcp_value *state, dcp_save_plan **out, dcp_error *err);
+DCP_API void dcp_save_plan_free(dcp_save_plan *plan);
+DCP_API size_t dcp_save_plan_count(const dcp_save_plan *plan);
+DCP_API const dcp_write_item *dcp_save_plan_item(const dcp_save_plan *plan, size_t i);
+/* Adds an item at the end. Names, paths, shapes and data are borrowed until the plan is freed; bytes is computed.
+ * Errors: ARG, LIMIT, UNSUPPORTED, NOMEM. */
+DCP_API dcp_status dcp_save_plan_add(dcp_save_plan *plan, const dcp_write_item *item, dcp_error *err);
+/* Takes item i out of the plan; later items move up. */
+DCP_API void dcp_save_plan_remove(dcp_save_plan *plan, size_t i);
+
+/* A save under way: the place is claimed, nothing is published. */
+typedef struct dcp_save_session dcp_save_session;
+
+/* Claims the place: checks what is there, chooses file names that touch nothing old, and excludes other saves. */
+DCP_API dcp_status dcp_save_begin(dcp_context *ctx, const char *path, const dcp_save_opts *opts, dcp_save_session **out,
+                                  dcp_error *err);
+/* Writes the records of a plan and makes them durable. Once for each session. */
+DCP_API dcp_status dcp_save_write(dcp_save_session *session, const dcp_save_plan *plan, dcp_error *err);
+/* Publishes the metadata and removes what the old checkpoint alone used. Frees the session in every case; on failure the
+ * session's files are removed. report may be NULL. */
+DCP_API dcp_status dcp_save_commit(dcp_save_session *session, dcp_save_report *report, dcp_error *err);
+/* Gives up: removes the session's files and frees it. NULL is allowed. */
+DCP_API void dcp_save_abort(dcp_save_session *session);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,279 @@
+/* From a state to the list of what is to be written. */
+#include "plan/save_plan.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "plan/coverage.h"
+#include "state/strided.h"
+
+/* ---- items ---- */
+
+static dcp_status add_item(dcp_save_plan *p, dcp_write_item item, dcp_error *err)
+{
+    void *array = p->items;
+    if (!dcp__grow(p->ctx, &array, &p->cap, p->n + 1, sizeof *p->items)) {
+        return dcp__nomem(err);
+    }
+    p->items = array;
+    p->items[p->n++] = item;
+    return DCP_OK;
+}
+
+static dcp_write_item item_of(const dcp_leaf *leaf, dcp_item_kind kind)
+{
+    return (dcp_write_item){.fqn = leaf->fqn, .path = leaf->path, .path_len = leaf->path_len, .kind = kind};
+}
+
+static dcp_status set_bytes(dcp_write_item *item, dcp_error *err)
+{
+    int64_t elems;
+    uint64_t bytes;
+    size_t elem_bytes = dcp_dtype_bytes(item->dtype);
+    if (elem_bytes == 0 || !dcp__elems(item->ndim, item->global_extents, &elems) ||
+        !dcp__mul_u64((uint64_t)elems, elem_bytes, &bytes) || bytes > INT64_MAX) {
+        return dcp__fail(err, elem_bytes ? DCP_LIMIT : DCP_ARG, "item \"%s\": %s", dcp__print(item->fqn).text,
+                         elem_bytes ? "its size in bytes overflows" : "no such dtype");
+    }
+    dcp__elems(item->ndim, item->box.sizes, &elems); /* part of the above */
+    item->bytes = (uint64_t)elems * elem_bytes;
+    if (item->bytes && item->tensor.device.type != DCP_DEVICE_CPU) {
+        return dcp__fail(err, DCP_UNSUPPORTED, "item \"%s\": the tensor is not in host memory", dcp__print(item->fqn).text);
+    }
+    if (item->bytes && !item->tensor.data && !item->pull) {
+        return dcp__fail(err, DCP_ARG, "item \"%s\": the tensor has no memory", dcp__print(item->fqn).text);
+    }
+    return DCP_OK;
+}
+
+static dcp_status add_tensor(dcp_save_plan *p, const dcp_leaf *leaf, dcp_error *err)
+{
+    const dcp_tensor *t = dcp_value_tensor(leaf->value);
+    dcp_write_item item = item_of(leaf, DCP_ITEM_TENSOR);
+    int64_t *zeros = dcp__arena_alloc(&p->arena, (size_t)t->ndim * sizeof *zeros);
+    if (!zeros) {
+        return dcp__nomem(err);
+    }
+    memset(zeros, 0, (size_t)t->ndim * sizeof *zeros);
+    item.dtype = t->dtype;
+    item.ndim = t->ndim;
+    item.global_extents = t->extents;
+    item.box = (dcp_box){zeros, t->extents};
+    item.tensor = *t;
+    dcp_status status = set_bytes(&item, err);
+    return status == DCP_OK ? add_item(p, item, err) : status;
+}
+
+/* Chunks of one process must not overlap; whether all processes together leave gaps is a matter of the global plan. */
+static dcp_status check_chunks(dcp_save_plan *p, const dcp_leaf *leaf, int ndim, const int64_t *extents, dcp_error *err)
+{
+    size_t n = dcp_value_count(leaf->value);
+    dcp_box *boxes = dcp__alloc(p->ctx, n * sizeof *boxes);
+    dcp__tiling tiling;
+    if (!boxes) {
+        return dcp__nomem(err);
+    }
+    for (size_t i = 0; i < n; i++) {
+        dcp_tensor unused;
+        dcp_sharded_chunk(leaf->value, i, &unused, &boxes[i]);
+    }
+    dcp_status status = dcp__check_tiling(p->ctx, ndim, extents, boxes, n, &tiling, err);
+    dcp__free(p->ctx, boxes);
+    if (status == DCP_OK && tiling.fault == DCP__TILING_OVERLAP) {
+        status = dcp__fail(err, DCP_ARG, "item \"%s\": its chunks %zu and %zu overlap", dcp__print(leaf->fqn).text, tiling.a,
+                           tiling.b);
+    }
+    return status;
+}
+
+static dcp_status add_sharded(dcp_save_plan *p, const dcp_leaf *leaf, dcp_error *err)
+{
+    dcp_write_item item = item_of(leaf, DCP_ITEM_TENSOR);
+    item.dtype = dcp_value_dtype(leaf->value);
+    dcp_sharded_shape(leaf->value, &item.ndim, &item.global_extents);
+    int64_t elems = 0;
+    dcp__elems(item.ndim, item.global_extents, &elems);
+    size_t n = dcp_value_count(leaf->value);
+    dcp_status status = check_chunks(p, leaf, item.ndim, item.global_extents, err);
+    for (size_t i = 0; i < n && status == DCP_OK; i++) {
+        dcp_sharded_chunk(leaf->value, i, &item.tensor, &item.box);
+        status = set_bytes(&item, err);
+        if (status == DCP_OK && (item.bytes || elems == 0)) {
+            status = add_item(p, item, err);
+        }
+    }
+    return status;
+}
+
+static dcp_status add_leaf(dcp_save_plan *p, const dcp_leaf *leaf, dcp_error *err)
+{
+    switch (dcp_value_kind(leaf->value)) {
+    case DCP_KIND_TENSOR: return add_tensor(p, leaf, err);
+    case DCP_KIND_SHARDED: return add_sharded(p, leaf, err);
+    default: break;
+    }
+    dcp_write_item item = item_of(leaf, DCP_ITEM_OBJECT);
+    item.object = leaf->value;
+    return add_item(p, item, err);
+}
+
+/* ---- what flattening loses ---- */
+
+/* The way from the root to a container, innermost last. */
+typedef struct trail {
+    const struct trail *up;
+    dcp_key key;
+} trail;
+
+static dcp_status add_container(dcp_save_plan *p, const trail *at, const char *kind, dcp_error *err)
+{
+    size_t len = 0;
+    for (const trail *t = at; t; t = t->up) {
+        len++;
+    }
+    dcp_key *path = dcp__arena_alloc(&p->arena, len * sizeof *path);
+    void *array = p->containers;
+    if (!path || !dcp__grow(p->ctx, &array, &p->cap_containers, p->n_containers + 1, sizeof *p->containers)) {
+        return dcp__nomem(err);
+    }
+    p->containers = array;
+    p->containers[p->n_containers++] = (dcp__container){path, len, dcp_str_of(kind)};
+    for (const trail *t = at; t; t = t->up) {
+        path[--len] = t->key;
+    }
+    return DCP_OK;
+}
+
+/* In the flattened form all keys of dicts are text. */
+static dcp_status text_key(dcp_save_plan *p, dcp_key key, dcp_key *out, dcp_error *err)
+{
+    char digits[24];
+    if (!key.is_int) {
+        *out = key;
+        return DCP_OK;
+    }
+    snprintf(digits, sizeof digits, "%lld", (long long)key.integer);
+    *out = (dcp_key){.string = dcp__arena_str(&p->arena, dcp_str_of(digits))};
+    return out->string.ptr ? DCP_OK : dcp__nomem(err);
+}
+
+static dcp_status find_containers(dcp_save_plan *p, const dcp_value *v, const trail *at, dcp_error *err);
+
+static dcp_status find_below_dict(dcp_save_plan *p, const dcp_value *v, const trail *at, dcp_error *err)
+{
+    dcp_status status = DCP_OK;
+    for (size_t i = 0; i < dcp_value_count(v) && status == DCP_OK; i++) {
+        trail next = {.up = at};
+        dcp_key key = dcp_dict_key(v, i);
+        status = text_key(p, key, &next.key, err);
+        status = status == DCP_OK && key.is_int ? add_container(p, &next, "int_key", err) : status;
+        status = status == DCP_OK ? find_containers(p, dcp_value_at(v, i), &next, err) : status;
+    }
+    return status;
+}
+
+/* Lists are only entered where flattening does; what stands in a leaf is not lost. */
+static dcp_status find_below_list(dcp_save_plan *p, const dcp_value *v, const trail *at, dcp_error *err)
+{
+    dcp_status status = DCP_OK;
+    if (!dcp__list_flattens(v)) {
+        return DCP_OK;
+    }
+    for (size_t i = 0; i < dcp_value_count(v) && status == DCP_OK; i++) {
+        trail next = {.up = at, .key = dcp_key_int((int64_t)i)};
+        status = find_containers(p, dcp_value_at(v, i), &next, err);
+    }
+    return status;
+}
+
+/* Depth: dcp_flatten has bounded it. */
+static dcp_status find_containers(dcp_save_plan *p, const dcp_value *v, const trail *at, dcp_error *err)
+{
+    dcp_kind kind = dcp_value_kind(v);
+    dcp_status status = DCP_OK;
+    if (kind == DCP_KIND_LIST) {
+        return find_below_list(p, v, at, err);
+    }
+    if (kind != DCP_KIND_DICT && kind != DCP_KIND_ORDERED_DICT) {
+        return DCP_OK;
+    }
+    if (kind == DCP_KIND_ORDERED_DICT) {
+        status = add_container(p, at, "ordered_dict", err);
+    } else if (dcp_value_count(v) == 0 && at) {
+        status = add_container(p, at, "dict", err);
+    }
+    return status == DCP_OK ? find_below_dict(p, v, at, err) : status;
+}
+
+/* ---- the plan ---- */
+
+static dcp_status fill(dcp_save_plan *p, dcp_value *state, dcp_error *err)
+{
+    dcp_status status = dcp_flatten(p->ctx, state, DCP_FLATTEN_2_4, &p->flat, err);
+    size_t n = status == DCP_OK ? dcp_flat_count(p->flat) : 0;
+    for (size_t i = 0; i < n && status == DCP_OK; i++) {
+        status = add_leaf(p, dcp_flat_leaf(p->flat, i), err);
+    }
+    return status == DCP_OK ? find_containers(p, state, NULL, err) : status;
+}
+
+dcp_status dcp_plan_save(dcp_context *ctx, dcp_value *state, dcp_save_plan **out, dcp_error *err)
+{
+    ctx = dcp__context(ctx);
+    if (!state || !out) {
+        return dcp__fail(err, DCP_ARG, "save: no %s", state ? "place for the plan" : "state");
+    }
+    dcp_save_plan *p = dcp__calloc(ctx, 1, sizeof *p);
+    if (!p) {
+        return dcp__nomem(err);
+    }
+    p->ctx = ctx;
+    dcp__arena_init(&p->arena, ctx, UINT64_MAX);
+    dcp_status status = fill(p, state, err);
+    if (status != DCP_OK) {
+        dcp_save_plan_free(p);
+        return status;
+    }
+    *out = p;
+    return DCP_OK;
+}
+
+void dcp_save_plan_free(dcp_save_plan *p)
+{
+    if (p) {
+        dcp_flat_free(p->flat);
+        dcp__free(p->ctx, p->items);
+        dcp__free(p->ctx, p->containers);
+        dcp__arena_reset(&p->arena);
+        dcp__free(p->ctx, p);
+    }
+}
+
+size_t dcp_save_plan_count(const dcp_save_plan *p)
+{
+    return p ? p->n : 0;
+}
+
+const dcp_write_item *dcp_save_plan_item(const dcp_save_plan *p, size_t i)
+{
+    return i < dcp_save_plan_count(p) ? &p->items[i] : NULL;
+}
+
+dcp_status dcp_save_plan_add(dcp_save_plan *p, const dcp_write_item *item, dcp_error *err)
+{
+    if (!p || !item || (item->kind == DCP_ITEM_OBJECT && !item->object)) {
+        return dcp__fail(err, DCP_ARG, "save: no %s", !p ? "plan" : !item ? "item" : "object");
+    }
+    dcp_write_item copy = *item;
+    copy.bytes = 0;
+    dcp_status status = item->kind == DCP_ITEM_TENSOR ? set_bytes(&copy, err) : DCP_OK;
+    return status == DCP_OK ? add_item(p, copy, err) : status;
+}
+
+void dcp_save_plan_remove(dcp_save_plan *p, size_t i)
+{
+    if (i < dcp_save_plan_count(p)) {
+        memmove(&p->items[i], &p->items[i + 1], (p->n - i - 1) * sizeof *p->items);
+        p->n--;
+    }
+}
