@@ -7,12 +7,14 @@
 
 typedef struct dcp__metadata_write_opts {
     int target_release; /* oldest PyTorch to serve, major * 100 + minor; 201: the form for all. From 203 the newer class of
-                           TensorProperties, from 204 StorageMeta from own.save_id and own.checkpoint_id. */
-    bool with_own;      /* our own field (m->own) and the trailer */
+                           TensorProperties, from 204 StorageMeta from own.save_id and own.checkpoint_id, or the metadata's. */
+    bool with_own;      /* our own field (m->own, if present) and the trailer */
 } dcp__metadata_write_opts;
 
-/* Appends the whole file to out. Chunk hints are positions among the entry's chunks; transforms, paths, shapes as in m.
- * Errors: ARG, NOMEM, UNSUPPORTED (a dtype or transform is newer than the target; all are named). */
+/* Appends the whole file to out. Chunk hints are positions among the entry's chunks; transforms, paths, shapes, version as in m;
+ * an entry without a path stands at the root under its name. Dicts have the order of m's entries and storages. On an error, out's
+ * length is unchanged. Errors: ARG (also: two entries of one name, raw storages), NOMEM, LIMIT, UNSUPPORTED (a dtype or transform
+ * is newer than the target; all are named as far as the message holds them). */
 dcp_status dcp__metadata_write(const dcp__metadata *m, const dcp__metadata_write_opts *opts, dcp__buf *out, dcp_error *err);
 
 #endif
