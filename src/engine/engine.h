@@ -121,6 +121,9 @@ typedef struct dcp__located {
  * nor item. Release with dcp__located_release. */
 dcp_status dcp__locate_chunk(dcp_checkpoint *ck, const dcp__entry *e, const dcp__chunk *c, dcp__located *out, dcp_error *err);
 void dcp__located_release(dcp_checkpoint *ck, dcp__located *l);
+/* What the bytes of a storage begin with; *offset is its start, or behind the empty zstd frames there (formats.md 8.5). */
+dcp_status dcp__sniff_storage(dcp_file *f, uint64_t bytes, const dcp__storage *s, uint64_t *offset, dcp__sniff *out,
+                              dcp_error *err);
 /* Makes an error's offset, relative to l's source, one of the file; drops it if the source is decoded. */
 void dcp__to_file_offset(const dcp__located *l, dcp_error *err);
 /* Dtype and shape of a payload against the metadata: MISMATCH becomes FORMAT, since the checkpoint contradicts itself. */

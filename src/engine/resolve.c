@@ -208,26 +208,36 @@ static dcp_status locate_in_blob(dcp_checkpoint *ck, const dcp__entry *e, const 
 
 /* ---- records ---- */
 
+dcp_status dcp__sniff_storage(dcp_file *f, uint64_t bytes, const dcp__storage *s, uint64_t *offset, dcp__sniff *out,
+                              dcp_error *err)
+{
+    uint8_t head[16];
+    dcp_status status = DCP_OK;
+    *offset = s->offset;
+    if (s->transforms) {
+        status = skip_empty_frames(f, bytes, offset, err);
+    }
+    uint64_t left = *offset < bytes ? bytes - *offset : 0;
+    size_t n = left < sizeof head ? (size_t)left : sizeof head;
+    status = status == DCP_OK ? dcp__read_exact(f, head, n, *offset, err) : status;
+    if (status == DCP_OK) {
+        *out = dcp__sniff_bytes(head, n, left);
+    }
+    return status;
+}
+
 static dcp_status locate_record(dcp_checkpoint *ck, const dcp__entry *e, const dcp__chunk *c, dcp__located *out, dcp_error *err)
 {
     const dcp__storage *s = &ck->meta->storages[c->storage];
-    uint8_t head[16];
     dcp_file *f;
-    uint64_t bytes;
+    uint64_t bytes, offset;
+    dcp__sniff sniff;
     dcp_status status = hold_file(ck, out, s->file, &f, &bytes, err);
+    status = status == DCP_OK ? dcp__sniff_storage(f, bytes, s, &offset, &sniff, err) : status;
     if (status != DCP_OK) {
         return status;
     }
-    uint64_t offset = s->offset;
-    if (s->transforms) {
-        status = skip_empty_frames(f, bytes, &offset, err);
-    }
-    size_t n = offset < bytes && bytes - offset < sizeof head ? (size_t)(bytes - offset) : offset < bytes ? sizeof head : 0;
-    status = status == DCP_OK ? dcp__read_exact(f, head, n, offset, err) : status;
-    if (status != DCP_OK) {
-        return status;
-    }
-    if (dcp__sniff_bytes(head, n, bytes - (n ? offset : bytes)) == DCP__IS_SAFETENSORS) {
+    if (sniff == DCP__IS_SAFETENSORS) {
         return locate_in_blob(ck, e, c, f, bytes, offset, out, err);
     }
     status = check_range(s->offset, s->length, bytes, err);
