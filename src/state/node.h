@@ -119,4 +119,12 @@ uint32_t dcp__wtf8_next(dcp_str text, size_t *pos);
 /* Recursion over a tree stops here with LIMIT: the context's max_depth, or what any thread's stack can bear. */
 uint32_t dcp__depth_limit(const dcp_context *ctx);
 
+/* Dicts, and opaque values that Python would know as mappings. */
+bool dcp__is_mapping(const dcp_value *v);
+size_t dcp__mapping_count(const dcp_value *v);
+/* Value i of a mapping and its key: *odd_key is NULL and *key set, or *odd_key is a key that is neither string nor int64. */
+dcp_value *dcp__mapping_at(const dcp_value *v, size_t i, dcp_key *key, const dcp_value **odd_key);
+/* True for an opaque value of that module and name; module "builtins" stands for "__builtin__" too. */
+bool dcp__is_opaque_named(const dcp_value *v, const char *module, const char *name);
+
 #endif

@@ -68,3 +68,57 @@ uint64_t dcp_opaque_bytes(const dcp_value *v)
     const dcp__opaque *o = dcp__value_opaque(v);
     return o ? o->bytes : 0;
 }
+
+static bool is_text(dcp_str s, const char *text)
+{
+    return s.len == strlen(text) && memcmp(s.ptr, text, s.len) == 0;
+}
+
+bool dcp__is_opaque_named(const dcp_value *v, const char *module, const char *name)
+{
+    const dcp__opaque *o = dcp__value_opaque(v);
+    if (!o || o->callable || !is_text(o->name, name)) {
+        return false;
+    }
+    return is_text(o->module, module) || (strcmp(module, "builtins") == 0 && is_text(o->module, "__builtin__"));
+}
+
+/* What gets SETITEMS is a dict of some class; without, only the names tell. */
+bool dcp__is_mapping(const dcp_value *v)
+{
+    if (dcp__is_dict(v)) {
+        return true;
+    }
+    const dcp__opaque *o = dcp__value_opaque(v);
+    if (!o || o->form == DCP__OPAQUE_GLOBAL) {
+        return false;
+    }
+    return o->pairs || dcp__is_opaque_named(v, "builtins", "dict") || dcp__is_opaque_named(v, "collections", "OrderedDict") ||
+           dcp__is_opaque_named(v, "collections", "defaultdict");
+}
+
+size_t dcp__mapping_count(const dcp_value *v)
+{
+    const dcp__opaque *o = dcp__value_opaque(v);
+    return o ? dcp_value_count(o->pairs) / 2 : dcp_value_count(v);
+}
+
+dcp_value *dcp__mapping_at(const dcp_value *v, size_t i, dcp_key *key, const dcp_value **odd_key)
+{
+    const dcp__opaque *o = dcp__value_opaque(v);
+    *odd_key = NULL;
+    if (!o) {
+        *key = dcp_dict_key(v, i);
+        return dcp_value_at(v, i);
+    }
+    const dcp_value *k = dcp_value_at(o->pairs, 2 * i);
+    int64_t integer;
+    if (dcp__is_kind(k, DCP_KIND_STR)) {
+        *key = (dcp_key){.string = dcp_value_str(k)};
+    } else if (dcp_value_int(k, &integer)) {
+        *key = dcp_key_int(integer);
+    } else {
+        *odd_key = k;
+    }
+    return dcp_value_at(o->pairs, 2 * i + 1);
+}
