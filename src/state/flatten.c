@@ -1,0 +1,342 @@
+/* Flattening by PyTorch's rules (formats.md 5).
+ *
+ * Trees from files may be graphs with shared parts, which small files can make exponentially large; so whether a container
+ * flattens is remembered, and the number of visits is bounded. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "base/buf.h"
+#include "base/hash.h"
+#include "base/strmap.h"
+#include "state/node.h"
+
+/* Memory that stands for one visit in max_parse_bytes: about what a leaf takes. */
+#define VISIT_BYTES 64
+
+typedef struct verdict {
+    const dcp_value *container; /* NULL: empty slot */
+    bool flattens;
+} verdict;
+
+struct dcp_flat {
+    dcp_context *ctx;
+    dcp__arena arena; /* names, paths, keys that are not in the tree */
+    dcp_leaf *leaves;
+    size_t n, cap;
+    dcp__strmap by_name;
+};
+
+typedef struct flattener {
+    dcp_flat *flat;
+    dcp_flatten_rule rule;
+    dcp_key *path;
+    size_t path_len, path_cap;
+    dcp__buf name;
+    verdict *verdicts; /* open addressing */
+    size_t n_verdicts, n_slots;
+    uint64_t visits_left;
+    dcp_error *err;
+} flattener;
+
+/* ---- which containers flatten ---- */
+
+static bool is_tensor(const dcp_value *v)
+{
+    return dcp__is_kind(v, DCP_KIND_TENSOR) || dcp__is_kind(v, DCP_KIND_SHARDED);
+}
+
+static verdict *slot_of(verdict *slots, size_t n_slots, const dcp_value *v)
+{
+    size_t i = (size_t)dcp__xxh3_64(&v, sizeof v) & (n_slots - 1);
+    while (slots[i].container && slots[i].container != v) {
+        i = (i + 1) & (n_slots - 1);
+    }
+    return &slots[i];
+}
+
+static dcp_status remember(flattener *f, const dcp_value *v, bool flattens)
+{
+    if (f->n_verdicts + 1 > f->n_slots / 2) {
+        size_t n_slots = f->n_slots ? f->n_slots * 2 : 64;
+        verdict *slots = dcp__calloc(f->flat->ctx, n_slots, sizeof *slots);
+        if (!slots) {
+            return dcp__nomem(f->err);
+        }
+        for (size_t i = 0; i < f->n_slots; i++) {
+            if (f->verdicts[i].container) {
+                *slot_of(slots, n_slots, f->verdicts[i].container) = f->verdicts[i];
+            }
+        }
+        dcp__free(f->flat->ctx, f->verdicts);
+        f->verdicts = slots;
+        f->n_slots = n_slots;
+    }
+    *slot_of(f->verdicts, f->n_slots, v) = (verdict){v, flattens};
+    f->n_verdicts++;
+    return DCP_OK;
+}
+
+static dcp_value *element(const dcp_value *container, size_t i)
+{
+    dcp_key key;
+    const dcp_value *odd_key;
+    return dcp__is_mapping(container) ? dcp__mapping_at(container, i, &key, &odd_key) : dcp_value_at(container, i);
+}
+
+static size_t count(const dcp_value *container)
+{
+    return dcp__is_mapping(container) ? dcp__mapping_count(container) : dcp_value_count(container);
+}
+
+static dcp_status too_deep(flattener *f)
+{
+    return dcp__fail(f->err, DCP_LIMIT, "values are nested deeper than %u", dcp__depth_limit(f->flat->ctx));
+}
+
+/* Whether a value gives more than one leaf, or none. */
+static dcp_status flattens(flattener *f, const dcp_value *v, uint32_t depth, bool *out)
+{
+    bool is_mapping = dcp__is_mapping(v);
+    *out = is_mapping && f->rule == DCP_FLATTEN_2_4;
+    if (*out || (!is_mapping && !dcp__is_kind(v, DCP_KIND_LIST))) {
+        return DCP_OK;
+    }
+    const verdict *known = f->n_slots ? slot_of(f->verdicts, f->n_slots, v) : NULL;
+    if (known && known->container) {
+        *out = known->flattens;
+        return DCP_OK;
+    }
+    if (depth > dcp__depth_limit(f->flat->ctx)) {
+        return too_deep(f);
+    }
+    bool found = false;
+    for (size_t i = 0; i < count(v) && !found; i++) {
+        const dcp_value *e = element(v, i);
+        found = is_tensor(e);
+        dcp_status status = found ? DCP_OK : flattens(f, e, depth + 1, &found);
+        if (status != DCP_OK) {
+            return status;
+        }
+    }
+    *out = found;
+    return remember(f, v, found);
+}
+
+/* ---- leaves ---- */
+
+typedef struct path_text {
+    char text[400];
+} path_text;
+
+/* ('a', 0, 'b'), for messages; cut if it is long. */
+static path_text print_path(const dcp_key *path, size_t n)
+{
+    path_text out;
+    size_t len = (size_t)snprintf(out.text, sizeof out.text, "(");
+    for (size_t i = 0; i < n && len < sizeof out.text - 80; i++) {
+        const char *comma = i ? ", " : "";
+        int added = path[i].is_int ? snprintf(out.text + len, 60, "%s%lld", comma, (long long)path[i].integer)
+                                   : snprintf(out.text + len, 60, "%s'%s'", comma, dcp__print(path[i].string).text);
+        len += added < 60 ? (size_t)added : 59;
+    }
+    snprintf(out.text + len, sizeof out.text - len, ")");
+    return out;
+}
+
+static dcp_status add_leaf(flattener *f, dcp_value *v)
+{
+    dcp_flat *flat = f->flat;
+    void *leaves = flat->leaves;
+    bool ok = dcp__grow(flat->ctx, &leaves, &flat->cap, flat->n + 1, sizeof *flat->leaves);
+    flat->leaves = leaves;
+    if (!ok || f->name.failed) {
+        return dcp__nomem(f->err);
+    }
+    dcp_str fqn = dcp__arena_str(&flat->arena, (dcp_str){(const char *)f->name.data, f->name.len});
+    dcp_key *path = dcp__arena_alloc(&flat->arena, f->path_len * sizeof *path);
+    if (!fqn.ptr || !path) {
+        return dcp__arena_fail(&flat->arena, f->err);
+    }
+    memcpy(path, f->path, f->path_len * sizeof *path);
+    uint64_t existing;
+    dcp_status status = dcp__strmap_add(&flat->by_name, fqn, flat->n, &existing, f->err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    if (existing != UINT64_MAX) {
+        const dcp_leaf *other = &flat->leaves[existing];
+        return dcp__fail(f->err, DCP_MISMATCH, "paths %s and %s have one name: %s", print_path(other->path, other->path_len).text,
+                         print_path(path, f->path_len).text, dcp__print(fqn).text);
+    }
+    flat->leaves[flat->n++] = (dcp_leaf){fqn, path, f->path_len, v};
+    return DCP_OK;
+}
+
+/* ---- keys ---- */
+
+static dcp_status push(flattener *f, dcp_key key)
+{
+    void *path = f->path;
+    bool ok = dcp__grow(f->flat->ctx, &path, &f->path_cap, f->path_len + 1, sizeof *f->path);
+    f->path = path;
+    if (!ok) {
+        return dcp__nomem(f->err);
+    }
+    if (f->path_len) {
+        dcp__buf_put_byte(&f->name, '.');
+    }
+    if (key.is_int) {
+        char text[24];
+        dcp__buf_put(&f->name, text, (size_t)snprintf(text, sizeof text, "%lld", (long long)key.integer));
+    } else {
+        dcp__buf_put(&f->name, key.string.ptr, key.string.len);
+    }
+    f->path[f->path_len++] = key;
+    return f->name.failed ? dcp__nomem(f->err) : DCP_OK;
+}
+
+static dcp_status text_key(flattener *f, dcp_str text, dcp_key *out)
+{
+    dcp_str copy = dcp__arena_str(&f->flat->arena, text);
+    if (!copy.ptr) {
+        return dcp__arena_fail(&f->flat->arena, f->err);
+    }
+    *out = (dcp_key){.string = copy};
+    return DCP_OK;
+}
+
+/* Python's str() of a key. */
+static dcp_status key_to_text(flattener *f, dcp_key key, const dcp_value *odd_key, dcp_key *out)
+{
+    if (odd_key) {
+        char *text;
+        size_t len;
+        dcp_status status = dcp_value_repr(odd_key, 0, &text, &len, f->err);
+        if (status == DCP_OK) {
+            status = text_key(f, (dcp_str){text, len}, out);
+            dcp_text_free(odd_key->ctx, text);
+        }
+        return status;
+    }
+    if (key.is_int) {
+        char text[24];
+        int len = snprintf(text, sizeof text, "%lld", (long long)key.integer);
+        return text_key(f, (dcp_str){text, (size_t)len}, out);
+    }
+    *out = key;
+    return DCP_OK;
+}
+
+/* ---- the walk ---- */
+
+static dcp_status visit(flattener *f, dcp_value *v, uint32_t depth);
+
+static dcp_status visit_below(flattener *f, dcp_key key, dcp_value *v, uint32_t depth)
+{
+    size_t name_len = f->name.len, path_len = f->path_len;
+    dcp_status status = push(f, key);
+    status = status == DCP_OK ? visit(f, v, depth + 1) : status;
+    f->name.len = name_len;
+    f->path_len = path_len;
+    return status;
+}
+
+static dcp_status visit_elements(flattener *f, const dcp_value *v, uint32_t depth)
+{
+    bool is_mapping = dcp__is_mapping(v);
+    dcp_status status = DCP_OK;
+    for (size_t i = 0; status == DCP_OK && i < count(v); i++) {
+        dcp_key key = dcp_key_int((int64_t)i);
+        dcp_value *e = dcp_value_at(v, i);
+        if (is_mapping) {
+            const dcp_value *odd_key;
+            e = dcp__mapping_at(v, i, &key, &odd_key);
+            status = key_to_text(f, key, odd_key, &key);
+        }
+        status = status == DCP_OK ? visit_below(f, key, e, depth) : status;
+    }
+    return status;
+}
+
+static dcp_status visit(flattener *f, dcp_value *v, uint32_t depth)
+{
+    if (f->visits_left-- == 0) {
+        return dcp__fail(f->err, DCP_LIMIT, "flattening gives too many values");
+    }
+    if (depth > dcp__depth_limit(f->flat->ctx)) {
+        return too_deep(f);
+    }
+    bool is_inner;
+    dcp_status status = flattens(f, v, depth, &is_inner);
+    if (status != DCP_OK) {
+        return status;
+    }
+    return is_inner ? visit_elements(f, v, depth) : add_leaf(f, v);
+}
+
+static dcp_flat *new_flat(dcp_context *ctx)
+{
+    dcp_flat *flat = dcp__calloc(ctx, 1, sizeof *flat);
+    if (flat) {
+        flat->ctx = ctx;
+        dcp__arena_init(&flat->arena, ctx, ctx->limits.max_parse_bytes);
+        dcp__strmap_init(&flat->by_name, ctx);
+    }
+    return flat;
+}
+
+dcp_status dcp_flatten(dcp_context *ctx, dcp_value *root, dcp_flatten_rule rule, dcp_flat **out, dcp_error *err)
+{
+    if (!dcp__is_mapping(root) || (rule != DCP_FLATTEN_2_4 && rule != DCP_FLATTEN_2_1)) {
+        return dcp__fail(err, DCP_ARG,
+                         dcp__is_mapping(root) ? "flatten: no rule has this number" : "flatten: the root is no dict");
+    }
+    ctx = dcp__context(ctx);
+    dcp_flat *flat = new_flat(ctx);
+    if (!flat) {
+        return dcp__nomem(err);
+    }
+    flattener f = {.flat = flat, .rule = rule, .visits_left = ctx->limits.max_parse_bytes / VISIT_BYTES, .err = err};
+    dcp__buf_init(&f.name, ctx);
+    dcp_status status = visit_elements(&f, root, 0);
+    dcp__buf_reset(&f.name);
+    dcp__free(ctx, f.path);
+    dcp__free(ctx, f.verdicts);
+    if (status != DCP_OK) {
+        dcp_flat_free(flat);
+        return status;
+    }
+    *out = flat;
+    return DCP_OK;
+}
+
+void dcp_flat_free(dcp_flat *flat)
+{
+    if (flat) {
+        dcp__strmap_reset(&flat->by_name);
+        dcp__free(flat->ctx, flat->leaves);
+        dcp__arena_reset(&flat->arena);
+        dcp__free(flat->ctx, flat);
+    }
+}
+
+size_t dcp_flat_count(const dcp_flat *flat)
+{
+    return flat->n;
+}
+
+const dcp_leaf *dcp_flat_leaf(const dcp_flat *flat, size_t i)
+{
+    return i < flat->n ? &flat->leaves[i] : NULL;
+}
+
+bool dcp_flat_find(const dcp_flat *flat, dcp_str fqn, size_t *out)
+{
+    uint64_t i;
+    if (!dcp__strmap_get(&flat->by_name, fqn, &i)) {
+        return false;
+    }
+    *out = (size_t)i;
+    return true;
+}
