@@ -63,7 +63,7 @@ static dcp_status find_root(posix_storage *ps, int *fd, dcp_error *err)
     dcp_status status = DCP_OK;
     pthread_mutex_lock(&ps->lock);
     if (ps->root_fd < 0) {
-        ps->root_fd = open(ps->root, O_PATH | O_DIRECTORY | O_CLOEXEC);
+        ps->root_fd = open(ps->root, O_PATH | O_CLOEXEC); /* may be a file: stat tells, all else finds nothing below it */
     }
     if (ps->root_fd < 0) {
         status = fail_errno(err, "open", ps->root);
@@ -276,7 +276,7 @@ static dcp_status posix_stat(dcp_storage *st, const char *name, dcp_stat *out, d
     if (status != DCP_OK) {
         return status;
     }
-    if (fstatat(root, or_dot(name), &s, 0) != 0) {
+    if (fstatat(root, name, &s, *name ? 0 : AT_EMPTY_PATH) != 0) {
         return fail_errno(err, "stat", name);
     }
     *out = (dcp_stat){
@@ -418,6 +418,10 @@ static dcp_status posix_make_dir(dcp_storage *st, const char *name, dcp_error *e
     if (status != DCP_OK) {
         status = make_path(ps->ctx, AT_FDCWD, ps->root, err);
         status = status == DCP_OK ? find_root(ps, &root, err) : status;
+    }
+    if (status == DCP_OK && !is_directory(root, ".")) {
+        errno = EEXIST;
+        return fail_errno(err, "make directory", "");
     }
     return status == DCP_OK && *name ? make_path(ps->ctx, root, name, err) : status;
 }

@@ -331,7 +331,7 @@ static void root__may_come_later(void **state)
     dcp_storage_free(st);
 }
 
-static void root__that_is_a_file_is_not_found(void **state)
+static void root__that_is_a_file_has_nothing_below(void **state)
 {
     const fixture *x = *state;
     char path[400];
@@ -340,7 +340,13 @@ static void root__that_is_a_file_is_not_found(void **state)
     snprintf(path, sizeof path, "%s/outside.txt", x->dir.path);
     assert_int_equal(dcp_storage_posix(NULL, path, &st, NULL), DCP_OK);
     assert_int_equal(try_open(st, "f", DCP_OPEN_READ, &err), DCP_NOT_FOUND);
+    assert_int_equal(try_open(st, "", DCP_OPEN_READ, &err), DCP_NOT_FOUND);
     assert_int_equal(st->ops->make_dir(st, "", NULL), DCP_EXISTS);
+    assert_int_equal(st->ops->make_dir(st, "d", NULL), DCP_EXISTS);
+    dcp_stat s;
+    assert_int_equal(st->ops->stat(st, "", &s, NULL), DCP_OK); /* how callers tell a file from a directory */
+    assert_int_equal(s.type, DCP_ENTRY_FILE);
+    assert_int_equal(s.bytes, 7);
     dcp_storage_free(st);
     assert_int_equal(dcp_storage_posix(NULL, "", &st, NULL), DCP_ARG);
     assert_int_equal(dcp_storage_posix(NULL, NULL, &st, NULL), DCP_ARG);
@@ -448,7 +454,7 @@ int main(void)
         TEST(list__follows_links_for_the_type),
         TEST(stat__tells_the_time),
         TEST(root__may_come_later),
-        TEST(root__that_is_a_file_is_not_found),
+        TEST(root__that_is_a_file_has_nothing_below),
         TEST(root__stays_when_the_working_directory_changes),
         TEST(write_at__reports_where_it_stopped),
         TEST(lock__excludes_another_process),
