@@ -95,6 +95,9 @@ static void copy_runs(char *dst, const char *src, const dim *outer, size_t run_b
     }
 }
 
+/* For functions whose `bytes` must be a constant where they are used. */
+#define CONSTANT_BYTES static inline __attribute__((always_inline))
+
 /* A part of a transpose: n_dst rows of dst by n_src rows of src, both contiguous, at most TILE_BYTES. */
 typedef struct tile {
     char *dst;
@@ -118,7 +121,7 @@ static inline void prefetch_row(const char *row, int64_t step, size_t bytes, boo
 }
 
 /* Transposes 8 / bytes words of as many numbers each: exchanges blocks off the diagonal, ever smaller ones. */
-static inline void transpose_words(uint64_t *w, size_t bytes)
+CONSTANT_BYTES void transpose_words(uint64_t *w, size_t bytes)
 {
     for (size_t half = 4 / bytes; half; half /= 2) {
         size_t width = half * bytes, shift = 8 * width;
@@ -136,7 +139,7 @@ static inline void transpose_words(uint64_t *w, size_t bytes)
 }
 
 /* Fills a buffer with the tile in dst's order: square blocks of whole words, and the elements beside them one by one. */
-static inline void fill_tile(char *buffer, const tile *t, size_t bytes)
+CONSTANT_BYTES void fill_tile(char *buffer, const tile *t, size_t bytes)
 {
     size_t block = bytes < 8 ? 8 / bytes : 1, i_end = t->n_dst / block * block;
     size_t row_bytes = t->n_src * bytes;
@@ -165,7 +168,7 @@ static inline void fill_tile(char *buffer, const tile *t, size_t bytes)
     }
 }
 
-static inline void copy_tile(const tile *t, size_t bytes)
+CONSTANT_BYTES void copy_tile(const tile *t, size_t bytes)
 {
     _Alignas(64) char buffer[TILE_BYTES];
     fill_tile(buffer, t, bytes);
