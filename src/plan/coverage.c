@@ -2,8 +2,8 @@
  *
  * Overlaps: chunks that a plane separates cannot overlap, and whatever shards tensors (rows, columns, meshes) can be taken apart
  * by planes. So the set is sorted along one dimension, cut wherever nothing crosses, and each part goes on with the next
- * dimension until it is a single chunk. What no plane divides is tested in pairs, of those only that meet along the dimension
- * with the fewest such.
+ * dimension until it is a single chunk. What no plane divides is swept along one dimension while a tree knows which of the open
+ * chunks meet the next one along a second dimension; only those pairs are tested.
  *
  * Gaps: of disjoint chunks, the volumes tell. The first missing element is found one coordinate at a time: the first slab along a
  * dimension whose cross-sections do not add up has it. */
@@ -34,7 +34,9 @@ typedef struct work {
     keyed *keys, *scratch; /* 2 x n_items each */
     segment *stack;        /* a segment has two items at least, so n_items / 2 are enough */
     size_t n_segments;
-    uint64_t visits_left; /* then dividing has not paid, and pairs are tested */
+    uint64_t visits_left; /* then dividing has not paid, and the rest is swept */
+    int64_t *tree;        /* 2 x n_leaves, of the sweep */
+    size_t n_leaves;      /* a power of two, less than 2 x n_items */
 } work;
 
 static int64_t start_of(const work *w, size_t chunk, int dim)
@@ -143,34 +145,103 @@ static uint64_t count_meetings(work *w, const segment *s, int dim)
     return pairs;
 }
 
-static bool find_overlap_by_pairs(work *w, const segment *s, dcp__tiling *out)
+/* The two dimensions with the fewest meetings; both 0 if there is only one. */
+static void choose_dims(work *w, const segment *s, int *sweep, int *across)
 {
-    uint64_t fewest = UINT64_MAX;
-    int dim = 0;
+    uint64_t fewest = UINT64_MAX, second = UINT64_MAX;
+    *sweep = *across = 0;
     for (int d = 0; d < w->ndim; d++) {
         uint64_t pairs = count_meetings(w, s, d);
         if (pairs < fewest) {
+            second = fewest;
+            *across = *sweep;
             fewest = pairs;
-            dim = d;
+            *sweep = d;
+        } else if (pairs < second) {
+            second = pairs;
+            *across = d;
         }
     }
-    sort_items(w, s, dim);
-    keyed *open = w->scratch; /* keys are where they end */
-    size_t n_open = 0;
-    for (size_t i = s->begin; i < s->end; i++) {
-        size_t item = w->items[i], kept = 0;
-        int64_t start = start_of(w, item, dim);
-        for (size_t j = 0; j < n_open; j++) {
-            if (open[j].key > start) {
-                if (overlap(w, open[j].item, item)) {
-                    report_overlap(open[j].item, item, out);
-                    return true;
-                }
-                open[kept++] = open[j];
+}
+
+/* The open chunks: leaf i of the tree is the item of the i-th smallest start along `across`, and holds where it ends if it is
+ * open, else INT64_MIN; a node holds the largest number below it. */
+static void set_leaf(work *w, size_t leaf, int64_t end)
+{
+    size_t i = w->n_leaves + leaf;
+    w->tree[i] = end;
+    while (i > 1) {
+        i /= 2;
+        int64_t left = w->tree[2 * i], right = w->tree[2 * i + 1];
+        w->tree[i] = left > right ? left : right;
+    }
+}
+
+/* First leaf from `from` on that ends behind `start`; n_leaves if there is none. */
+static size_t next_reaching(const work *w, size_t from, int64_t start)
+{
+    if (from >= w->n_leaves) {
+        return w->n_leaves;
+    }
+    size_t i = w->n_leaves + from;
+    while (w->tree[i] <= start) {
+        while (i & 1) { /* up, as long as nothing is to the right */
+            i /= 2;
+        }
+        if (i == 0) {
+            return w->n_leaves;
+        }
+        i++;
+    }
+    while (i < w->n_leaves) {
+        i = w->tree[2 * i] > start ? 2 * i : 2 * i + 1;
+    }
+    return i - w->n_leaves;
+}
+
+/* Sorts the items by their start along `across`, empties the tree, and puts the events of the sweep into keys: the end of each
+ * item (2 x leaf) and its start (2 x leaf + 1), at equal places ends first. */
+static void prepare_sweep(work *w, const segment *s, int sweep, int across)
+{
+    size_t n = s->end - s->begin;
+    sort_items(w, s, across);
+    for (w->n_leaves = 1; w->n_leaves < n;) {
+        w->n_leaves *= 2;
+    }
+    for (size_t i = 0; i < 2 * w->n_leaves; i++) {
+        w->tree[i] = INT64_MIN;
+    }
+    for (size_t i = 0; i < n; i++) {
+        size_t item = w->items[s->begin + i];
+        w->keys[i] = (keyed){end_of(w, item, sweep), 2 * i};
+        w->keys[n + i] = (keyed){start_of(w, item, sweep), 2 * i + 1};
+    }
+    sort_keys(w, 2 * n);
+}
+
+static bool find_overlap_by_sweep(work *w, const segment *s, dcp__tiling *out)
+{
+    int sweep, across;
+    choose_dims(w, s, &sweep, &across);
+    prepare_sweep(w, s, sweep, across);
+    for (size_t e = 0; e < 2 * (s->end - s->begin); e++) {
+        size_t leaf = w->keys[e].item / 2, item = w->items[s->begin + leaf];
+        if (w->keys[e].item % 2 == 0) {
+            set_leaf(w, leaf, INT64_MIN);
+            continue;
+        }
+        int64_t start = start_of(w, item, across), end = end_of(w, item, across);
+        for (size_t i = next_reaching(w, 0, start); i < w->n_leaves; i = next_reaching(w, i + 1, start)) {
+            size_t other = w->items[s->begin + i];
+            if (start_of(w, other, across) >= end) {
+                break;
+            }
+            if (overlap(w, item, other)) {
+                report_overlap(item, other, out);
+                return true;
             }
         }
-        open[kept] = (keyed){end_of(w, item, dim), item};
-        n_open = kept + 1;
+        set_leaf(w, leaf, end);
     }
     return false;
 }
@@ -220,7 +291,7 @@ static bool find_overlap(work *w, dcp__tiling *out)
             s.dim = (s.dim + 1) % w->ndim;
             s.tried++;
         }
-        if (s.end > s.begin && find_overlap_by_pairs(w, &s, out)) {
+        if (s.end > s.begin && find_overlap_by_sweep(w, &s, out)) {
             return true;
         }
     }
@@ -306,7 +377,8 @@ static bool allocate(work *w, dcp_context *ctx, size_t n)
     w->keys = dcp__calloc(ctx, n, 2 * sizeof *w->keys);
     w->scratch = dcp__calloc(ctx, n, 2 * sizeof *w->scratch);
     w->stack = dcp__calloc(ctx, n / 2 + 1, sizeof *w->stack);
-    return w->items && w->keys && w->scratch && w->stack;
+    w->tree = dcp__calloc(ctx, n, 4 * sizeof *w->tree);
+    return w->items && w->keys && w->scratch && w->stack && w->tree;
 }
 
 static void release(work *w, dcp_context *ctx)
@@ -315,6 +387,7 @@ static void release(work *w, dcp_context *ctx)
     dcp__free(ctx, w->keys);
     dcp__free(ctx, w->scratch);
     dcp__free(ctx, w->stack);
+    dcp__free(ctx, w->tree);
 }
 
 static void check(work *w, size_t n, int64_t elems, dcp__tiling *out)
@@ -325,8 +398,8 @@ static void check(work *w, size_t n, int64_t elems, dcp__tiling *out)
             w->items[w->n_items++] = i;
         }
     }
-    /* Enough to divide a set 32 times along each dimension. */
-    w->visits_left = (uint64_t)w->n_items * 32 * (uint64_t)(w->ndim + 1);
+    /* A mesh needs one visit of each chunk for each dimension. */
+    w->visits_left = (uint64_t)w->n_items * 4 * (uint64_t)(w->ndim + 1);
     if (find_overlap(w, out)) {
         return;
     }

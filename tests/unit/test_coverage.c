@@ -102,12 +102,18 @@ static void pinwheel(tiling *t)
 {
     int64_t a = 1 + below(3), b = a + 1 + below(3), n = b + 1 + below(3);
     const int64_t boxes[5][4] = {{0, 0, a, b}, {0, b, b, n - b}, {b, a, n - b, n - a}, {a, 0, n - a, a}, {a, a, b - a, b - a}};
-    t->ndim = 2;
-    t->extents[0] = t->extents[1] = n;
+    int third = (int)below(4); /* where a third dimension goes, if there is one */
+    int64_t depth = 1 + below(3);
+    t->ndim = third < 3 ? 3 : 2;
     t->n = 5;
-    for (size_t c = 0; c < 5; c++) {
-        memcpy(t->offsets[c], boxes[c], 2 * sizeof(int64_t));
-        memcpy(t->sizes[c], boxes[c] + 2, 2 * sizeof(int64_t));
+    for (int d = 0, from = 0; d < t->ndim; d++) {
+        bool is_third = d == third;
+        t->extents[d] = is_third ? depth : n;
+        for (size_t c = 0; c < 5; c++) {
+            t->offsets[c][d] = is_third ? 0 : boxes[c][from];
+            t->sizes[c][d] = is_third ? depth : boxes[c][from + 2];
+        }
+        from += !is_third;
     }
 }
 
@@ -391,7 +397,7 @@ static void check_tiling__many_grid_chunks(void **state)
 static void check_tiling__hostile_shapes_end_soon(void **state)
 {
     (void)state;
-    enum { N = 16384 };
+    enum { N = 262144 };
     large l = new_large(N);
     int64_t top = 0, left = 0, bottom = N, right = N;
     for (size_t i = 0; i < N - 1; i++) {
@@ -405,7 +411,7 @@ static void check_tiling__hostile_shapes_end_soon(void **state)
     set_box(&l, N - 1, top, left, bottom - top, right - left);
     assert_int_equal(timed_check("spiral", &l, N, N).fault, DCP__TILING_OK);
     free_large(&l);
-    enum { ARM = 4096 };
+    enum { ARM = 65536 };
     l = new_large(4 * ARM + 1);
     for (int64_t i = 0; i < ARM; i++) {
         set_box(&l, (size_t)i, i, 0, 1, ARM + 1);
