@@ -207,6 +207,8 @@ DCP_API uint64_t dcp_opaque_bytes(const dcp_value *v);
 /* ---- building containers. The container takes over the reference on success only. Errors: NOMEM, ARG. ---- */
 
 DCP_API dcp_status dcp_list_append(dcp_value *list, dcp_value *element, dcp_error *err);
+/* Replaces element i of a sequence and drops the reference to the old one. Errors: ARG (no such element). */
+DCP_API dcp_status dcp_list_set(dcp_value *list, size_t i, dcp_value *element, dcp_error *err);
 /* Replaces an existing value and keeps its position. */
 DCP_API dcp_status dcp_dict_set(dcp_value *dict, dcp_key key, dcp_value *value, dcp_error *err);
 DCP_API dcp_status dcp_dict_set_int(dcp_value *dict, const char *key, int64_t i, dcp_error *err);

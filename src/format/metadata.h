@@ -7,6 +7,7 @@
 #include "base/source.h"
 #include "base/strmap.h"
 #include "dcp/checkpoint.h"
+#include "state/containers.h"
 
 #define DCP__NO_STORAGE UINT32_MAX
 
@@ -38,12 +39,6 @@ typedef struct dcp__entry {
 } dcp__entry;
 
 /* Facts that libdcp adds (formats.md 11). */
-typedef struct dcp__container {
-    const dcp_key *path;
-    size_t path_len;
-    dcp_str kind; /* "dict", "ordered_dict", "int_keys", ... */
-} dcp__container;
-
 typedef struct dcp__own_facts {
     bool present;
     dcp_str writer, save_id, checkpoint_id, generation;

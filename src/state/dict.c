@@ -186,6 +186,28 @@ dcp_status dcp_dict_set(dcp_value *dict, dcp_key key, dcp_value *value, dcp_erro
     return DCP_OK;
 }
 
+dcp_status dcp__dict_rename(dcp_value *dict, dcp_key from, dcp_key to, dcp_error *err)
+{
+    dcp__dict *d = (dcp__dict *)dict;
+    dcp__dict_entry *e = find(d, &from);
+    if (!e || find(d, &to)) {
+        return DCP_OK;
+    }
+    dcp__dict_slot *slots = d->slots ? dcp__calloc(dict->ctx, d->n_slots, sizeof *slots) : NULL;
+    if (d->slots && !slots) {
+        return dcp__nomem(err);
+    }
+    dcp__free(dict->ctx, e->text);
+    e->text = NULL;
+    e->key.integer = to.integer;
+    dcp__free(dict->ctx, d->slots);
+    d->slots = slots;
+    for (size_t i = 0; slots && i < d->count; i++) {
+        index_entry(d, i);
+    }
+    return DCP_OK;
+}
+
 /* Sets a value that was just made, or frees it. */
 static dcp_status set_new(dcp_value *dict, const char *key, dcp_status made, dcp_value *value, dcp_error *err)
 {

@@ -9,6 +9,7 @@
 #include "base/buf.h"
 #include "base/hash.h"
 #include "base/strmap.h"
+#include "state/containers.h"
 #include "state/node.h"
 
 /* Memory that stands for one visit in max_parse_bytes: about what a leaf takes. */
@@ -24,6 +25,8 @@ struct dcp_flat {
     dcp__arena arena; /* names, paths, keys that are not in the tree */
     dcp_leaf *leaves;
     size_t n, cap;
+    dcp__container *containers;
+    size_t n_containers, cap_containers;
     dcp__strmap by_name;
 };
 
@@ -173,6 +176,27 @@ static dcp_status add_leaf(flattener *f, dcp_value *v)
     return DCP_OK;
 }
 
+/* Notes what the leaves will not tell of the current path. */
+static dcp_status add_container(flattener *f, const char *kind)
+{
+    dcp_flat *flat = f->flat;
+    void *containers = flat->containers;
+    bool ok = dcp__grow(flat->ctx, &containers, &flat->cap_containers, flat->n_containers + 1, sizeof *flat->containers);
+    flat->containers = containers;
+    if (!ok) {
+        return dcp__nomem(f->err);
+    }
+    dcp_key *path = dcp__arena_alloc(&flat->arena, f->path_len * sizeof *path);
+    if (!path) {
+        return dcp__arena_fail(&flat->arena, f->err);
+    }
+    if (f->path_len) {
+        memcpy(path, f->path, f->path_len * sizeof *path);
+    }
+    flat->containers[flat->n_containers++] = (dcp__container){path, f->path_len, dcp_str_of(kind)};
+    return DCP_OK;
+}
+
 /* ---- keys ---- */
 
 static dcp_status push(flattener *f, dcp_key key)
@@ -232,29 +256,39 @@ static dcp_status key_to_text(flattener *f, dcp_key key, const dcp_value *odd_ke
 
 static dcp_status visit(flattener *f, dcp_value *v, uint32_t depth);
 
-static dcp_status visit_below(flattener *f, dcp_key key, dcp_value *v, uint32_t depth)
+/* was_int: the dict has an integer where the path has its text. */
+static dcp_status visit_below(flattener *f, dcp_key key, bool was_int, dcp_value *v, uint32_t depth)
 {
     size_t name_len = f->name.len, path_len = f->path_len;
     dcp_status status = push(f, key);
+    status = status == DCP_OK && was_int ? add_container(f, "int_key") : status;
     status = status == DCP_OK ? visit(f, v, depth + 1) : status;
     f->name.len = name_len;
     f->path_len = path_len;
     return status;
 }
 
+static dcp_status note_dict(flattener *f, const dcp_value *v)
+{
+    dcp_status status = count(v) == 0 && f->path_len ? add_container(f, "dict") : DCP_OK;
+    return status == DCP_OK && dcp__is_kind(v, DCP_KIND_ORDERED_DICT) ? add_container(f, "ordered_dict") : status;
+}
+
 static dcp_status visit_elements(flattener *f, const dcp_value *v, uint32_t depth)
 {
     bool is_mapping = dcp__is_mapping(v);
-    dcp_status status = DCP_OK;
+    dcp_status status = is_mapping ? note_dict(f, v) : DCP_OK;
     for (size_t i = 0; status == DCP_OK && i < count(v); i++) {
         dcp_key key = dcp_key_int((int64_t)i);
         dcp_value *e = dcp_value_at(v, i);
+        bool was_int = false;
         if (is_mapping) {
             const dcp_value *odd_key;
             e = dcp__mapping_at(v, i, &key, &odd_key);
+            was_int = !odd_key && key.is_int;
             status = key_to_text(f, key, odd_key, &key);
         }
-        status = status == DCP_OK ? visit_below(f, key, e, depth) : status;
+        status = status == DCP_OK ? visit_below(f, key, was_int, e, depth) : status;
     }
     return status;
 }
@@ -316,6 +350,7 @@ void dcp_flat_free(dcp_flat *flat)
     if (flat) {
         dcp__strmap_reset(&flat->by_name);
         dcp__free(flat->ctx, flat->leaves);
+        dcp__free(flat->ctx, flat->containers);
         dcp__arena_reset(&flat->arena);
         dcp__free(flat->ctx, flat);
     }
@@ -339,4 +374,10 @@ bool dcp_flat_find(const dcp_flat *flat, dcp_str fqn, size_t *out)
     }
     *out = (size_t)i;
     return true;
+}
+
+const dcp__container *dcp__flat_containers(const dcp_flat *flat, size_t *n)
+{
+    *n = flat->n_containers;
+    return flat->containers;
 }

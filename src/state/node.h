@@ -113,6 +113,9 @@ dcp_status dcp__text_create(dcp_context *ctx, dcp_kind kind, const void *bytes, 
 /* Frees entries, keys and index of a dict, not the values. */
 void dcp__dict_release(dcp__dict *d);
 
+/* Gives an entry another key and keeps its position; nothing happens if `from` is absent or `to` is there. `to` is an integer. */
+dcp_status dcp__dict_rename(dcp_value *dict, dcp_key from, dcp_key to, dcp_error *err);
+
 /* The code point at *pos of valid WTF-8 text; moves *pos behind it. */
 uint32_t dcp__wtf8_next(dcp_str text, size_t *pos);
 

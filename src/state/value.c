@@ -304,6 +304,20 @@ dcp_status dcp_list_append(dcp_value *list, dcp_value *element, dcp_error *err)
     return DCP_OK;
 }
 
+dcp_status dcp_list_set(dcp_value *list, size_t i, dcp_value *element, dcp_error *err)
+{
+    if (!dcp__is_seq(list) || !element || list == element || i >= ((dcp__seq *)list)->count) {
+        return dcp__fail(err, DCP_ARG, "set: no element %zu of a sequence, or nothing to put there", i);
+    }
+    if (list->kind == DCP_KIND_SIZE && element->kind != DCP_KIND_INT) {
+        return dcp__fail(err, DCP_ARG, "set: an element of torch.Size must be an integer, not kind %d", element->kind);
+    }
+    dcp__seq *s = (dcp__seq *)list;
+    dcp_value_free(s->items[i]);
+    s->items[i] = element;
+    return DCP_OK;
+}
+
 /* ---- reading ---- */
 
 dcp_kind dcp_value_kind(const dcp_value *v)
