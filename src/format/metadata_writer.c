@@ -582,7 +582,7 @@ static dcp_status check(const dcp__metadata *m, const dcp__metadata_write_opts *
 {
     dcp_status status = DCP_OK;
     size_t parts = 0;
-    if (opts->target_release < 201) {
+    if (opts->target_release && opts->target_release < 201) {
         return dcp__fail(err, DCP_ARG, "target release %d", opts->target_release);
     }
     if (m->n_entries >= NOT_YET || m->n_chunks >= NOT_YET || m->n_storages >= NOT_YET || m->n_files >= NOT_YET) {
@@ -623,12 +623,12 @@ static void note_offence(const dcp__metadata *m, const dcp__entry *e, int target
     }
 }
 
-static dcp_status check_target(const dcp__metadata *m, int target, dcp_error *err)
+dcp_status dcp__metadata_check_target(const dcp__metadata *m, int target, dcp_error *err)
 {
     dcp_status status = DCP_OK;
     dcp__buf text;
     dcp__buf_init(&text, m->ctx);
-    for (size_t i = 0; i < m->n_entries && text.len < DCP_ERROR_MESSAGE_BYTES; i++) {
+    for (size_t i = 0; target && i < m->n_entries && text.len < DCP_ERROR_MESSAGE_BYTES; i++) {
         note_offence(m, &m->entries[i], target, &text);
     }
     if (text.failed) {
@@ -686,7 +686,7 @@ dcp_status dcp__metadata_write(const dcp__metadata *m, const dcp__metadata_write
     size_t start = out->len;
     dcp_status status = check(m, opts, err);
     if (status == DCP_OK) {
-        status = check_target(m, opts->target_release, err);
+        status = dcp__metadata_check_target(m, opts->target_release, err);
     }
     if (status == DCP_OK) {
         status = write_checked(m, opts, out, err);
