@@ -104,6 +104,8 @@ typedef struct dcp_write_item {
     dcp_tensor tensor;             /* its elements; data NULL: they come from pull */
     dcp_pull_fn pull;
     void *pull_user;
+    uint64_t pull_index;           /* for pull to know the item by */
+    uint64_t tie;                  /* with pull: items of equal tie, dtype and shape are one record; 0: none */
     const dcp_value *object; /* objects */
     uint64_t bytes;          /* elements times size; 0 for objects, whose size is known when they are written */
 } dcp_write_item;
@@ -121,6 +123,15 @@ DCP_API const dcp_write_item *dcp_save_plan_item(const dcp_save_plan *plan, size
 DCP_API dcp_status dcp_save_plan_add(dcp_save_plan *plan, const dcp_write_item *item, dcp_error *err);
 /* Takes item i out of the plan; later items move up. */
 DCP_API void dcp_save_plan_remove(dcp_save_plan *plan, size_t i);
+
+/* Lists everything in an open checkpoint, to be read while it is written: memory stays bounded. Chunks and ties stay as they are;
+ * values of single ranks become "rank.<r>.<name>". The checkpoint is borrowed until the plan is freed.
+ * Errors: those of dcp_read_object. */
+DCP_API dcp_status dcp_plan_copy(dcp_checkpoint *ck, dcp_save_plan **out, dcp_error *err);
+
+/* Reads any checkpoint and writes a clean one. Errors: as dcp_checkpoint_open, dcp_read_many and dcp_save. */
+DCP_API dcp_status dcp_copy(dcp_context *ctx, const char *from, const dcp_open_opts *open, const char *to,
+                            const dcp_save_opts *opts, dcp_save_report *report, dcp_error *err);
 
 /* A save under way: the place is claimed, nothing is published. */
 typedef struct dcp_save_session dcp_save_session;

@@ -55,8 +55,8 @@ struct dcp_checkpoint {
     dcp__data_file *files; /* [file index] */
     size_t n_open;
     dcp__blob *blobs;
-    dcp__ranges ranges;       /* order NULL: not made yet */
-    struct dcp__spool *spool; /* the last decoded record, kept for the next slice of it */
+    dcp__ranges ranges;        /* order NULL: not made yet */
+    struct dcp__spool *spools; /* decoded records, kept for the next slice of them */
 };
 
 /* ---- open.c and one file for each kind of layout: fill ck->meta ---- */
@@ -74,6 +74,9 @@ dcp_status dcp__read_value(dcp_checkpoint *ck, const dcp__archive *a, const dcp_
 
 /* The sorted ranges; made when first asked for. */
 dcp_status dcp__get_ranges(const dcp_checkpoint *ck, const dcp__ranges **out, dcp_error *err);
+
+/* The value that all items below a name form, tensors read: "optim" is {"lr": ...} where the items are "optim.lr" and so on. */
+dcp_status dcp__read_subtree(dcp_checkpoint *ck, dcp_str name, dcp_value **out, dcp_error *err);
 
 /* ---- files.c ---- */
 
@@ -99,7 +102,7 @@ typedef struct dcp__spool dcp__spool;
 /* The decoded bytes of a record with transforms, in memory or, if they are many, in a temporary file that has no name. */
 dcp_status dcp__spool_acquire(dcp_checkpoint *ck, uint32_t storage, dcp__spool **out, dcp_error *err);
 void dcp__spool_release(dcp_checkpoint *ck, dcp__spool *s);
-void dcp__spool_drop(dcp_checkpoint *ck); /* the kept one */
+void dcp__spool_drop(dcp_checkpoint *ck); /* the kept ones */
 dcp__source dcp__spool_source(const dcp__spool *s);
 /* Bytes of a deflated member, inflated. Released the same way. */
 dcp_status dcp__spool_inflate(dcp_checkpoint *ck, const dcp__source *src, const dcp__storage_span *span, dcp__spool **out,

@@ -1,5 +1,5 @@
 /* Decoded records. A record with a transform can only be read from its start, so it is decoded once: into memory, or, when it is
- * large, into a temporary file that has no name. The last one is kept for the next slice. */
+ * large, into a temporary file that has no name. The last ones are kept for the next slice. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -14,8 +14,9 @@
 
 struct dcp__spool {
     dcp_context *ctx;
-    uint32_t storage; /* DCP__NO_STORAGE: not to be kept */
-    int users;        /* guarded by the checkpoint's lock */
+    struct dcp__spool *next; /* newest first; guarded by the checkpoint's lock */
+    uint32_t storage;        /* DCP__NO_STORAGE: not to be kept */
+    int users;               /* guarded by the checkpoint's lock */
     dcp__buf memory;
     uint64_t memory_limit;
     int fd; /* -1: all in memory */
@@ -149,11 +150,14 @@ static dcp_status decode(dcp_checkpoint *ck, const dcp__storage *st, dcp__spool 
     return status;
 }
 
-/* The kept spool, if it is of this storage. */
+/* A kept spool of this storage. */
 static dcp__spool *take_kept(dcp_checkpoint *ck, uint32_t storage)
 {
     pthread_mutex_lock(&ck->lock);
-    dcp__spool *s = ck->spool && ck->spool->storage == storage ? ck->spool : NULL;
+    dcp__spool *s = ck->spools;
+    while (s && s->storage != storage) {
+        s = s->next;
+    }
     if (s) {
         s->users++;
     }
@@ -174,25 +178,40 @@ dcp_status dcp__spool_acquire(dcp_checkpoint *ck, uint32_t storage, dcp__spool *
             destroy(s);
             return status;
         }
+        pthread_mutex_lock(&ck->lock);
+        s->next = ck->spools;
+        ck->spools = s;
+        pthread_mutex_unlock(&ck->lock);
     }
     *out = s;
     return DCP_OK;
 }
 
-/* The kept one has no user of its own: it goes when another takes its place and nobody uses it. */
+/* The last idle one beyond what may be kept, taken out of the list; the lock is held. */
+static dcp__spool *take_surplus(dcp_checkpoint *ck)
+{
+    dcp__spool **last = NULL;
+    int n = 0;
+    for (dcp__spool **at = &ck->spools; *at; at = &(*at)->next) {
+        n++;
+        last = (*at)->users == 0 ? at : last;
+    }
+    if (n <= ck->ctx->threads || !last) {
+        return NULL;
+    }
+    dcp__spool *s = *last;
+    *last = s->next;
+    return s;
+}
+
+/* As many are kept as there are threads, so that each can go on with the record that it is reading. */
 void dcp__spool_release(dcp_checkpoint *ck, dcp__spool *s)
 {
-    dcp__spool *gone = NULL;
+    dcp__spool *gone = s;
     pthread_mutex_lock(&ck->lock);
     s->users--;
-    if (s->users == 0 && s != ck->spool) {
-        gone = s;
-        if (s->storage != DCP__NO_STORAGE) {
-            gone = ck->spool && ck->spool->users == 0 ? ck->spool : NULL;
-            bool is_replaced = !ck->spool || gone;
-            ck->spool = is_replaced ? s : ck->spool;
-            gone = is_replaced ? gone : s;
-        }
+    if (s->storage != DCP__NO_STORAGE) {
+        gone = take_surplus(ck);
     }
     pthread_mutex_unlock(&ck->lock);
     if (gone) {
@@ -202,9 +221,10 @@ void dcp__spool_release(dcp_checkpoint *ck, dcp__spool *s)
 
 void dcp__spool_drop(dcp_checkpoint *ck)
 {
-    if (ck->spool) {
-        destroy(ck->spool);
-        ck->spool = NULL;
+    while (ck->spools) {
+        dcp__spool *next = ck->spools->next;
+        destroy(ck->spools);
+        ck->spools = next;
     }
 }
 

@@ -183,15 +183,20 @@ static int oldest_release(const dcp_save_session *s, const dcp_save_plan *plan)
     return release;
 }
 
-/* A target that was not chosen stays the form that all releases read, whatever dtypes there are. */
-static dcp_status encode_metadata(builder *b, dcp_error *err)
+/* Before anything is written: does the target know all dtypes and the transform? */
+static dcp_status check_target(const builder *b, dcp_error *err)
 {
     dcp_save_session *s = b->session;
     int oldest = oldest_release(s, b->plan);
-    dcp__metadata_write_opts opts = {.target_release = s->opts.target_release ? s->opts.target_release : oldest,
-                                     .with_own = true};
-    s->report.target_release = opts.target_release > oldest ? opts.target_release : oldest;
-    return dcp__metadata_write(b->m, &opts, &s->metadata, err);
+    s->report.target_release = s->opts.target_release > oldest ? s->opts.target_release : oldest;
+    return dcp__metadata_check_target(b->m, s->opts.target_release, err);
+}
+
+static dcp_status encode_metadata(builder *b, dcp_error *err)
+{
+    dcp__metadata_write_opts opts = {.target_release = b->session->opts.target_release, .with_own = true};
+    add_storages(b); /* once more: transforms have changed their lengths */
+    return dcp__metadata_write(b->m, &opts, &b->session->metadata, err);
 }
 
 /* ---- the step ---- */
@@ -244,12 +249,13 @@ dcp_status dcp_save_write(dcp_save_session *s, const dcp_save_plan *plan, dcp_er
     if (status == DCP_OK && !digests) {
         status = dcp__nomem(err);
     }
+    builder b = {.session = s, .plan = plan, .layout = &layout, .digests = digests};
+    status = status == DCP_OK ? build_metadata(&b, err) : status;
+    status = status == DCP_OK ? check_target(&b, err) : status;
     s->report.plan_seconds += dcp__now() - start;
     start = dcp__now();
     status = status == DCP_OK ? write_to_files(s, &layout, digests, err) : status;
     s->report.write_seconds = dcp__now() - start - s->report.sync_seconds;
-    builder b = {.session = s, .plan = plan, .layout = &layout, .digests = digests};
-    status = status == DCP_OK ? build_metadata(&b, err) : status;
     status = status == DCP_OK ? encode_metadata(&b, err) : status;
     if (status == DCP_OK) {
         report_layout(s, plan, &layout);

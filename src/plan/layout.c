@@ -133,9 +133,14 @@ static bool find_tie(maker *m, const dcp_write_item *item, uint64_t *record)
         m->scratch.len = 0;
         return false;
     }
+    if (!t->data && !item->tie) {
+        m->scratch.len = 0;
+        return false;
+    }
     put_shape(&m->scratch, item->dtype, t->strides != NULL, item->ndim, item->box.sizes);
     dcp__buf_put(&m->scratch, &t->data, sizeof t->data);
-    if (t->strides) {
+    dcp__buf_put(&m->scratch, &item->tie, sizeof item->tie);
+    if (t->data && t->strides) {
         dcp__buf_put(&m->scratch, t->strides, (size_t)t->ndim * sizeof *t->strides);
     }
     return dcp__strmap_get(&m->ties, (dcp_str){(char *)m->scratch.data, m->scratch.len}, record);
@@ -249,7 +254,7 @@ static dcp_status blob_header(dcp__layout *l, dcp__layout_file *f, dcp__record *
             (dcp__st_entry){item->fqn, item->dtype, item->ndim, item->box.sizes, item->box.offsets, item->global_extents};
     }
     dcp__buf_init(&header, l->ctx);
-    dcp_status status = dcp__safetensors_header(&header, entries, n, NULL, NULL, 0, offsets, &total, err);
+    dcp_status status = dcp__safetensors_header(&header, entries, n, NULL, offsets, &total, err);
     if (status == DCP_OK) {
         f->blob_header = dcp__arena_alloc(&l->arena, header.len);
         status = f->blob_header ? DCP_OK : dcp__nomem(err);

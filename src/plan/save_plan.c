@@ -1,7 +1,6 @@
 /* From a state to the list of what is to be written. */
 #include "plan/save_plan.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "plan/coverage.h"
@@ -117,95 +116,21 @@ static dcp_status add_leaf(dcp_save_plan *p, const dcp_leaf *leaf, dcp_error *er
     return add_item(p, item, err);
 }
 
-/* ---- what flattening loses ---- */
+/* ---- the plan ---- */
 
-/* The way from the root to a container, innermost last. */
-typedef struct trail {
-    const struct trail *up;
-    dcp_key key;
-} trail;
-
-static dcp_status add_container(dcp_save_plan *p, const trail *at, const char *kind, dcp_error *err)
+dcp_status dcp__save_plan_add_containers(dcp_save_plan *p, const dcp__container *containers, size_t n, dcp_error *err)
 {
-    size_t len = 0;
-    for (const trail *t = at; t; t = t->up) {
-        len++;
-    }
-    dcp_key *path = dcp__arena_alloc(&p->arena, len * sizeof *path);
     void *array = p->containers;
-    if (!path || !dcp__grow(p->ctx, &array, &p->cap_containers, p->n_containers + 1, sizeof *p->containers)) {
+    if (!dcp__grow(p->ctx, &array, &p->cap_containers, p->n_containers + n, sizeof *p->containers)) {
         return dcp__nomem(err);
     }
     p->containers = array;
-    p->containers[p->n_containers++] = (dcp__container){path, len, dcp_str_of(kind)};
-    for (const trail *t = at; t; t = t->up) {
-        path[--len] = t->key;
+    if (n) {
+        memcpy(p->containers + p->n_containers, containers, n * sizeof *containers);
     }
+    p->n_containers += n;
     return DCP_OK;
 }
-
-/* In the flattened form all keys of dicts are text. */
-static dcp_status text_key(dcp_save_plan *p, dcp_key key, dcp_key *out, dcp_error *err)
-{
-    char digits[24];
-    if (!key.is_int) {
-        *out = key;
-        return DCP_OK;
-    }
-    snprintf(digits, sizeof digits, "%lld", (long long)key.integer);
-    *out = (dcp_key){.string = dcp__arena_str(&p->arena, dcp_str_of(digits))};
-    return out->string.ptr ? DCP_OK : dcp__nomem(err);
-}
-
-static dcp_status find_containers(dcp_save_plan *p, const dcp_value *v, const trail *at, dcp_error *err);
-
-static dcp_status find_below_dict(dcp_save_plan *p, const dcp_value *v, const trail *at, dcp_error *err)
-{
-    dcp_status status = DCP_OK;
-    for (size_t i = 0; i < dcp_value_count(v) && status == DCP_OK; i++) {
-        trail next = {.up = at};
-        dcp_key key = dcp_dict_key(v, i);
-        status = text_key(p, key, &next.key, err);
-        status = status == DCP_OK && key.is_int ? add_container(p, &next, "int_key", err) : status;
-        status = status == DCP_OK ? find_containers(p, dcp_value_at(v, i), &next, err) : status;
-    }
-    return status;
-}
-
-/* Lists are only entered where flattening does; what stands in a leaf is not lost. */
-static dcp_status find_below_list(dcp_save_plan *p, const dcp_value *v, const trail *at, dcp_error *err)
-{
-    dcp_status status = DCP_OK;
-    if (!dcp__list_flattens(v)) {
-        return DCP_OK;
-    }
-    for (size_t i = 0; i < dcp_value_count(v) && status == DCP_OK; i++) {
-        trail next = {.up = at, .key = dcp_key_int((int64_t)i)};
-        status = find_containers(p, dcp_value_at(v, i), &next, err);
-    }
-    return status;
-}
-
-/* Depth: dcp_flatten has bounded it. */
-static dcp_status find_containers(dcp_save_plan *p, const dcp_value *v, const trail *at, dcp_error *err)
-{
-    dcp_kind kind = dcp_value_kind(v);
-    dcp_status status = DCP_OK;
-    if (kind == DCP_KIND_LIST) {
-        return find_below_list(p, v, at, err);
-    }
-    if (kind != DCP_KIND_DICT && kind != DCP_KIND_ORDERED_DICT) {
-        return DCP_OK;
-    }
-    if (kind == DCP_KIND_ORDERED_DICT) {
-        status = add_container(p, at, "ordered_dict", err);
-    } else if (dcp_value_count(v) == 0 && at) {
-        status = add_container(p, at, "dict", err);
-    }
-    return status == DCP_OK ? find_below_dict(p, v, at, err) : status;
-}
-
-/* ---- the plan ---- */
 
 static dcp_status fill(dcp_save_plan *p, dcp_value *state, dcp_error *err)
 {
@@ -214,22 +139,49 @@ static dcp_status fill(dcp_save_plan *p, dcp_value *state, dcp_error *err)
     for (size_t i = 0; i < n && status == DCP_OK; i++) {
         status = add_leaf(p, dcp_flat_leaf(p->flat, i), err);
     }
-    return status == DCP_OK ? find_containers(p, state, NULL, err) : status;
+    if (status != DCP_OK) {
+        return status;
+    }
+    size_t n_containers;
+    const dcp__container *containers = dcp__flat_containers(p->flat, &n_containers);
+    return dcp__save_plan_add_containers(p, containers, n_containers, err);
 }
 
-dcp_status dcp_plan_save(dcp_context *ctx, dcp_value *state, dcp_save_plan **out, dcp_error *err)
+dcp_status dcp__save_plan_create(dcp_context *ctx, dcp_save_plan **out, dcp_error *err)
 {
-    ctx = dcp__context(ctx);
-    if (!state || !out) {
-        return dcp__fail(err, DCP_ARG, "save: no %s", state ? "place for the plan" : "state");
-    }
     dcp_save_plan *p = dcp__calloc(ctx, 1, sizeof *p);
     if (!p) {
         return dcp__nomem(err);
     }
     p->ctx = ctx;
     dcp__arena_init(&p->arena, ctx, UINT64_MAX);
-    dcp_status status = fill(p, state, err);
+    *out = p;
+    return DCP_OK;
+}
+
+dcp_status dcp__save_plan_hold(dcp_save_plan *p, dcp_value *v, dcp_error *err)
+{
+    void *array = p->values;
+    if (!dcp__grow(p->ctx, &array, &p->cap_values, p->n_values + 1, sizeof(dcp_value *))) {
+        dcp_value_free(v);
+        return dcp__nomem(err);
+    }
+    p->values = array;
+    p->values[p->n_values++] = v;
+    return DCP_OK;
+}
+
+dcp_status dcp_plan_save(dcp_context *ctx, dcp_value *state, dcp_save_plan **out, dcp_error *err)
+{
+    dcp_save_plan *p;
+    if (!state || !out) {
+        return dcp__fail(err, DCP_ARG, "save: no %s", state ? "place for the plan" : "state");
+    }
+    dcp_status status = dcp__save_plan_create(dcp__context(ctx), &p, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    status = fill(p, state, err);
     if (status != DCP_OK) {
         dcp_save_plan_free(p);
         return status;
@@ -242,6 +194,10 @@ void dcp_save_plan_free(dcp_save_plan *p)
 {
     if (p) {
         dcp_flat_free(p->flat);
+        for (size_t i = 0; i < p->n_values; i++) {
+            dcp_value_free(p->values[i]);
+        }
+        dcp__free(p->ctx, p->values);
         dcp__free(p->ctx, p->items);
         dcp__free(p->ctx, p->containers);
         dcp__arena_reset(&p->arena);

@@ -14,6 +14,16 @@ struct dcp_save_plan {
     size_t n, cap;
     dcp__container *containers;
     size_t n_containers, cap_containers;
+    dcp_value **values; /* objects that the plan itself holds */
+    size_t n_values, cap_values;
 };
+
+/* An empty plan. */
+dcp_status dcp__save_plan_create(dcp_context *ctx, dcp_save_plan **out, dcp_error *err);
+/* Hands a reference over to the plan, to be dropped with it. On failure it is dropped at once. */
+dcp_status dcp__save_plan_hold(dcp_save_plan *p, dcp_value *v, dcp_error *err);
+
+/* Takes over facts from another checkpoint; their texts stay borrowed. */
+dcp_status dcp__save_plan_add_containers(dcp_save_plan *p, const dcp__container *containers, size_t n, dcp_error *err);
 
 #endif

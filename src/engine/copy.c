@@ -1,0 +1,215 @@
+/* A checkpoint as the source of a save: what is written is read at that moment. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "engine/engine.h"
+#include "plan/save_plan.h"
+#include "state/strided.h"
+#include "state/value.h"
+
+/* ---- reading row-major bytes ---- */
+
+/* The largest box of a tensor that begins at element `start`, in row-major order, and holds at most `left` elements: whole inner
+ * dimensions, as many indexes of one dimension as fit, one index of those outside. Returns its number of elements. */
+static int64_t box_at(int ndim, const int64_t *extents, int64_t start, int64_t left, int64_t *offsets, int64_t *sizes)
+{
+    int64_t strides[DCP_MAX_NDIM], elems = 1;
+    dcp__row_major(ndim, extents, strides);
+    int cut = ndim - 1;
+    while (cut > 0 && start % strides[cut - 1] == 0 && strides[cut - 1] <= left) {
+        cut--;
+    }
+    for (int d = 0; d < ndim; d++) {
+        offsets[d] = start / strides[d];
+        start %= strides[d];
+        sizes[d] = d < cut ? 1 : extents[d] - offsets[d];
+        if (d == cut && sizes[d] > left / strides[d]) {
+            sizes[d] = left / strides[d];
+        }
+        elems *= sizes[d];
+    }
+    return elems;
+}
+
+static dcp_status pull(void *user, const dcp_write_item *item, uint64_t offset, void *buf, size_t n, dcp_error *err)
+{
+    dcp_checkpoint *ck = user;
+    const dcp_item *source = dcp_checkpoint_item(ck, (size_t)item->pull_index);
+    size_t elem = dcp_dtype_bytes(item->dtype);
+    int64_t start = (int64_t)(offset / elem), left = (int64_t)(n / elem);
+    int64_t offsets[DCP_MAX_NDIM], sizes[DCP_MAX_NDIM];
+    char *out = buf;
+    dcp_status status = DCP_OK;
+    while (left > 0 && status == DCP_OK) {
+        int64_t elems = box_at(item->ndim, item->box.sizes, start, left, offsets, sizes);
+        for (int d = 0; d < item->ndim; d++) {
+            offsets[d] += item->box.offsets[d];
+        }
+        dcp_box box = {offsets, sizes};
+        dcp_tensor dst = dcp_tensor_make(item->dtype, item->ndim, sizes, out);
+        status = dcp_read(ck, source, &box, &dst, err);
+        start += elems;
+        left -= elems;
+        out += (size_t)elems * elem;
+    }
+    return status;
+}
+
+/* ---- names ---- */
+
+/* Values of single ranks: "rank.3.name". */
+static dcp_status name_item(dcp_save_plan *p, const dcp_item *from, dcp_write_item *to, dcp_error *err)
+{
+    char prefix[24];
+    to->fqn = from->fqn;
+    to->path = from->path;
+    to->path_len = from->path_len;
+    if (from->rank < 0) {
+        return DCP_OK;
+    }
+    size_t len = (size_t)snprintf(prefix, sizeof prefix, "rank.%d.", from->rank);
+    char *fqn = dcp__arena_alloc(&p->arena, len + from->fqn.len + 1);
+    dcp_key *path = dcp__arena_alloc(&p->arena, (from->path_len + 2) * sizeof *path);
+    dcp_str rank = dcp__arena_str(&p->arena, (dcp_str){prefix + 5, len - 6});
+    if (!fqn || !path || !rank.ptr) {
+        return dcp__nomem(err);
+    }
+    memcpy(fqn, prefix, len);
+    memcpy(fqn + len, from->fqn.ptr, from->fqn.len + 1);
+    path[0] = dcp_key_str("rank");
+    path[1] = (dcp_key){.string = rank};
+    memcpy(path + 2, from->path, from->path_len * sizeof *path);
+    to->fqn = (dcp_str){fqn, len + from->fqn.len};
+    to->path = path;
+    to->path_len = from->path_len + 2;
+    return DCP_OK;
+}
+
+/* ---- items ---- */
+
+static dcp_status is_blob(dcp_checkpoint *ck, const dcp__storage *s, bool *out, dcp_error *err)
+{
+    dcp_file *f;
+    uint64_t bytes, offset;
+    dcp__sniff sniff = DCP__IS_UNKNOWN;
+    dcp_status status = dcp__file_acquire(ck, s->file, &f, &bytes, err);
+    if (status == DCP_OK) {
+        status = dcp__sniff_storage(f, bytes, s, &offset, &sniff, err);
+        dcp__file_release(ck, s->file);
+    }
+    *out = sniff == DCP__IS_SAFETENSORS;
+    return status;
+}
+
+/* The same number for chunks that are the same elements: of one record, or one view of a storage of a torch.save file. The
+ * tensors of a safetensors blob have one place and are different all the same. */
+static dcp_status tie_of(dcp_checkpoint *ck, const dcp__entry *e, const dcp__chunk *c, uint64_t *tie, dcp_error *err)
+{
+    const dcp__storage *s = &ck->meta->storages[c->storage];
+    uint64_t parts[5] = {s->file, s->offset, s->length};
+    bool blob = false;
+    dcp_status status = DCP_OK;
+    if (ck->values) {
+        const dcp_value *v = ck->values[e - ck->meta->entries];
+        const dcp_tensor *t = dcp_value_tensor(v);
+        parts[3] = (uint64_t)dcp__value_lazy(v)->storage_offset;
+        parts[4] = t->strides ? dcp__xxh3_64(t->strides, (size_t)t->ndim * sizeof *t->strides) : 0;
+    } else if (s->form == DCP__FORM_RECORD) {
+        status = is_blob(ck, s, &blob, err);
+    }
+    *tie = blob ? 0 : dcp__xxh3_64(parts, sizeof parts) | 1;
+    return status;
+}
+
+static dcp_status add_tensor(dcp_checkpoint *ck, dcp_save_plan *p, size_t index, dcp_error *err)
+{
+    const dcp__entry *e = &ck->meta->entries[index];
+    dcp_write_item item = {.kind = DCP_ITEM_TENSOR,
+                           .dtype = e->item.dtype,
+                           .ndim = e->item.ndim,
+                           .global_extents = e->item.extents,
+                           .pull = pull,
+                           .pull_user = ck,
+                           .pull_index = index};
+    dcp_status status = name_item(p, &e->item, &item, err);
+    for (size_t i = 0; i < e->item.n_chunks && status == DCP_OK; i++) {
+        const dcp__chunk *c = &ck->meta->chunks[e->first_chunk + i];
+        int64_t elems;
+        if (!dcp__elems(e->item.ndim, c->sizes, &elems) || (elems == 0 && (e->item.bytes || i > 0))) {
+            continue; /* an empty shard; a tensor without elements has one */
+        }
+        item.box = (dcp_box){c->offsets, c->sizes};
+        item.tie = 0;
+        status = elems && c->storage != DCP__NO_STORAGE ? tie_of(ck, e, c, &item.tie, err) : DCP_OK;
+        if (status != DCP_OK) {
+            return dcp__in_item(ck, ck->meta->storages[c->storage].file, e->item.fqn, status, err);
+        }
+        item.tensor = dcp_tensor_make(e->item.dtype, e->item.ndim, c->sizes, NULL);
+        status = dcp_save_plan_add(p, &item, err);
+    }
+    return status;
+}
+
+static dcp_status add_object(dcp_checkpoint *ck, dcp_save_plan *p, size_t index, dcp_error *err)
+{
+    const dcp__entry *e = &ck->meta->entries[index];
+    dcp_write_item item = {.kind = DCP_ITEM_OBJECT};
+    dcp_value *v;
+    dcp_status status = name_item(p, &e->item, &item, err);
+    status = status == DCP_OK ? dcp_read_object(ck, &e->item, &v, err) : status;
+    status = status == DCP_OK ? dcp__save_plan_hold(p, v, err) : status;
+    if (status != DCP_OK) {
+        return status;
+    }
+    item.object = v;
+    return dcp_save_plan_add(p, &item, err);
+}
+
+dcp_status dcp_plan_copy(dcp_checkpoint *ck, dcp_save_plan **out, dcp_error *err)
+{
+    dcp_save_plan *p;
+    if (!ck || !out) {
+        return dcp__fail(err, DCP_ARG, "copy: no %s", ck ? "place for the plan" : "checkpoint");
+    }
+    dcp_status status = dcp__save_plan_create(ck->ctx, &p, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    for (size_t i = 0; i < ck->meta->n_entries && status == DCP_OK; i++) {
+        status = ck->meta->entries[i].item.kind == DCP_ITEM_TENSOR ? add_tensor(ck, p, i, err) : add_object(ck, p, i, err);
+    }
+    status =
+        status == DCP_OK ? dcp__save_plan_add_containers(p, ck->meta->own.containers, ck->meta->own.n_containers, err) : status;
+    if (status != DCP_OK) {
+        dcp_save_plan_free(p);
+        return status;
+    }
+    *out = p;
+    return DCP_OK;
+}
+
+dcp_status dcp_copy(dcp_context *ctx, const char *from, const dcp_open_opts *open, const char *to, const dcp_save_opts *opts,
+                    dcp_save_report *report, dcp_error *err)
+{
+    dcp_checkpoint *ck;
+    dcp_save_plan *plan = NULL;
+    dcp_save_session *session = NULL;
+    dcp_status status = dcp_checkpoint_open(ctx, from, open, &ck, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    status = dcp_plan_copy(ck, &plan, err);
+    status = status == DCP_OK ? dcp_save_begin(ctx, to, opts, &session, err) : status;
+    if (status == DCP_OK) {
+        status = dcp_save_write(session, plan, err);
+        if (status == DCP_OK) {
+            status = dcp_save_commit(session, report, err);
+        } else {
+            dcp_save_abort(session);
+        }
+    }
+    dcp_save_plan_free(plan);
+    dcp_checkpoint_close(ck);
+    return status;
+}

@@ -1,0 +1,163 @@
+/* A load, step by step. */
+#include "engine/load.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/session.h"
+#include "state/containers.h"
+
+/* ---- objects ---- */
+
+static dcp_status read_new_tensor(dcp_checkpoint *ck, const dcp_item *item, dcp_value **out, dcp_error *err)
+{
+    dcp_value *v;
+    dcp_status status = dcp_tensor_alloc(ck->ctx, item->dtype, item->ndim, item->extents, &v, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    status = dcp_read(ck, item, NULL, dcp_value_tensor(v), err);
+    if (status != DCP_OK) {
+        dcp_value_free(v);
+        return status;
+    }
+    *out = v;
+    return DCP_OK;
+}
+
+static dcp_status read_target(dcp_checkpoint *ck, const dcp__object_target *t, dcp_value **out, dcp_error *err)
+{
+    if (!t->item) {
+        return dcp__read_subtree(ck, t->name, out, err);
+    }
+    return t->item->kind == DCP_ITEM_TENSOR ? read_new_tensor(ck, t->item, out, err) : dcp_read_object(ck, t->item, out, err);
+}
+
+static bool is_dict(const dcp_value *v)
+{
+    return dcp_value_kind(v) == DCP_KIND_DICT || dcp_value_kind(v) == DCP_KIND_ORDERED_DICT;
+}
+
+/* Puts a value at a path of the state; takes the reference on success. */
+static dcp_status put_at(dcp_value *state, const dcp_leaf *leaf, dcp_value *value, dcp_error *err)
+{
+    dcp_value *at = state;
+    for (size_t i = 0; i < leaf->path_len; i++) {
+        dcp_key key = is_dict(at) ? dcp__stored_key(at, leaf->path[i]) : leaf->path[i];
+        if (i + 1 == leaf->path_len) {
+            return is_dict(at) ? dcp_dict_set(at, key, value, err) : dcp_list_set(at, (size_t)key.integer, value, err);
+        }
+        at = is_dict(at) ? dcp_dict_get(at, key) : dcp_value_at(at, (size_t)key.integer);
+    }
+    return dcp__fail(err, DCP_INTERNAL, "a leaf without a path");
+}
+
+/* All are read before the first is put in place. */
+static dcp_status load_objects(dcp_checkpoint *ck, dcp_load_plan *plan, dcp_error *err)
+{
+    size_t n = 0;
+    dcp_status status = DCP_OK;
+    dcp_value **values = dcp__calloc(plan->ctx, plan->n_objects, sizeof(dcp_value *));
+    if (!values) {
+        return dcp__nomem(err);
+    }
+    while (n < plan->n_objects && status == DCP_OK) {
+        status = read_target(ck, &plan->objects[n], &values[n], err);
+        n += status == DCP_OK;
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (status == DCP_OK) {
+            status = put_at(plan->state, plan->objects[i].leaf, values[i], err);
+            if (status == DCP_OK) {
+                continue;
+            }
+        }
+        dcp_value_free(values[i]);
+    }
+    dcp__free(plan->ctx, values);
+    return status;
+}
+
+/* ---- steps ---- */
+
+dcp_status dcp_load_read(dcp_checkpoint *ck, dcp_load_plan *plan, dcp_load_report *report, dcp_error *err)
+{
+    if (!ck || !plan) {
+        return dcp__fail(err, DCP_ARG, "load: no %s", ck ? "plan" : "checkpoint");
+    }
+    double start = dcp__now();
+    dcp_status status = dcp_read_many(ck, plan->requests, plan->n_requests, err);
+    status = status == DCP_OK ? load_objects(ck, plan, err) : status;
+    if (status == DCP_OK && report) {
+        report->n_tensors = plan->n_requests;
+        report->n_objects = plan->n_objects;
+        for (size_t i = 0; i < plan->n_requests; i++) {
+            int64_t elems;
+            if (dcp_tensor_elems(&plan->requests[i].dst, &elems, NULL) == DCP_OK) {
+                report->bytes += (uint64_t)elems * dcp_dtype_bytes(plan->requests[i].dst.dtype);
+            }
+        }
+        report->read_seconds = dcp__now() - start;
+    }
+    return status;
+}
+
+dcp_status dcp_load_from(dcp_checkpoint *ck, dcp_value *state, const dcp_load_opts *opts, dcp_load_report *report, dcp_error *err)
+{
+    dcp_load_plan *plan;
+    double start = dcp__now();
+    dcp_status status = dcp_plan_load(ck, state, opts, &plan, report, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    if (report) {
+        report->plan_seconds = dcp__now() - start;
+    }
+    status = dcp_load_read(ck, plan, report, err);
+    dcp_load_plan_free(plan);
+    return status;
+}
+
+static dcp_status load_once(dcp_context *ctx, const char *path, dcp_value *state, const dcp_load_opts *opts,
+                            dcp_load_report *report, char save_id[DCP__SAVE_ID_BYTES], dcp_error *err)
+{
+    dcp_checkpoint *ck;
+    dcp_checkpoint_info info = DCP_CHECKPOINT_INFO_INIT;
+    dcp_status status = dcp_checkpoint_open(ctx, path, opts ? &opts->open : NULL, &ck, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    dcp_checkpoint_get_info(ck, &info, NULL);
+    snprintf(save_id, DCP__SAVE_ID_BYTES, "%s", info.save_id);
+    status = dcp_load_from(ck, state, opts, report, err);
+    dcp_checkpoint_close(ck);
+    return status;
+}
+
+/* A file that is gone may mean that a save has replaced the checkpoint in the meantime: then the new one is loaded instead. */
+dcp_status dcp_load(dcp_context *ctx, const char *path, dcp_value *state, const dcp_load_opts *opts, dcp_load_report *report,
+                    dcp_error *err)
+{
+    char first[DCP__SAVE_ID_BYTES] = "", second[DCP__SAVE_ID_BYTES] = "";
+    if (!path) {
+        return dcp__fail(err, DCP_ARG, "load: no path");
+    }
+    dcp_load_report given = report ? *report : (dcp_load_report)DCP_LOAD_REPORT_INIT;
+    dcp_status status = load_once(ctx, path, state, opts, report, first, err);
+    if (status != DCP_NOT_FOUND || !first[0]) {
+        return status;
+    }
+    dcp_error again = DCP_ERROR_INIT;
+    dcp_load_report report_again = given;
+    dcp_status second_status = load_once(ctx, path, state, opts, &report_again, second, &again);
+    if (strcmp(first, second) == 0) {
+        return status;
+    }
+    if (report) {
+        *report = report_again;
+    }
+    if (err && second_status != DCP_OK) {
+        *err = again;
+    }
+    return second_status;
+}

@@ -1,0 +1,26 @@
+/* The plan of a load: which item goes where in the state. */
+#ifndef DCP_ENGINE_LOAD_H
+#define DCP_ENGINE_LOAD_H
+
+#include "dcp/load.h"
+#include "engine/engine.h"
+
+/* An object to be read and put at a path of the state. */
+typedef struct dcp__object_target {
+    const dcp_leaf *leaf;
+    const dcp_item *item; /* NULL: all items below `name`, as one value */
+    dcp_str name;         /* of the leaf in the checkpoint */
+} dcp__object_target;
+
+struct dcp_load_plan {
+    dcp_context *ctx;
+    dcp_value *state; /* borrowed */
+    dcp_flat *flat;
+    dcp__arena arena; /* names */
+    dcp_read_request *requests;
+    size_t n_requests, cap_requests;
+    dcp__object_target *objects;
+    size_t n_objects, cap_objects;
+};
+
+#endif

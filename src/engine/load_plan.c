@@ -1,0 +1,346 @@
+/* Comparing a state with a checkpoint. All differences are found before anything is read. */
+#include <fnmatch.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/load.h"
+
+#define NAMED_DIFFERENCES 8
+
+typedef struct matcher {
+    dcp_checkpoint *ck;
+    const dcp_load_opts *opts;
+    dcp_load_plan *plan;
+    dcp_load_report *report;
+    bool *used;    /* [entry index] */
+    dcp__buf text; /* the first differences, for the error */
+    size_t n_errors;
+    bool out_of_memory;
+} matcher;
+
+/* ---- differences ---- */
+
+static size_t *counter(dcp_load_report *r, dcp_difference_kind kind)
+{
+    switch (kind) {
+    case DCP_DIFF_MISSING: return &r->n_missing;
+    case DCP_DIFF_UNEXPECTED: return &r->n_unexpected;
+    case DCP_DIFF_SHAPE: return &r->n_shape;
+    case DCP_DIFF_DTYPE: return &r->n_dtype;
+    default: return &r->n_kind;
+    }
+}
+
+static DCP_PRINTF(5, 6) void differ(matcher *m, dcp_difference_kind kind, bool is_error, dcp_str fqn, const char *fmt, ...)
+{
+    char text[512];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    ++*counter(m->report, kind);
+    if (m->report->difference) {
+        m->report->difference(m->report->user, kind, fqn, text);
+    }
+    if (is_error && m->n_errors++ < NAMED_DIFFERENCES) {
+        dcp__buf_printf(&m->text, "%s\"%s\": %s", m->n_errors > 1 ? "; " : "", dcp__print(fqn).text, text);
+    }
+}
+
+static const char *shape_text(char text[160], int ndim, const int64_t *extents)
+{
+    size_t n = (size_t)snprintf(text, 160, "[");
+    for (int d = 0; d < ndim && n < 130; d++) {
+        n += (size_t)snprintf(text + n, 160 - n, "%s%lld", d ? ", " : "", (long long)extents[d]);
+    }
+    snprintf(text + n, 160 - n, "]");
+    return text;
+}
+
+/* ---- names ---- */
+
+static bool matches_any(const char *const *patterns, size_t n, const char *name)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (fnmatch(patterns[i], name, 0) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool is_selected(const dcp_load_opts *o, dcp_str fqn)
+{
+    return (o->n_include == 0 || matches_any(o->include, o->n_include, fqn.ptr)) &&
+           !matches_any(o->exclude, o->n_exclude, fqn.ptr);
+}
+
+/* The checkpoint's name of a leaf; ptr NULL: left out, or out of memory. */
+static dcp_str name_in_checkpoint(matcher *m, dcp_str fqn)
+{
+    const char *prefix = m->opts->prefix ? m->opts->prefix : "";
+    size_t prefix_len = strlen(prefix);
+    char *name = dcp__arena_alloc(&m->plan->arena, prefix_len + fqn.len + 1);
+    if (!name) {
+        m->out_of_memory = true;
+        return (dcp_str){NULL, 0};
+    }
+    memcpy(name, prefix, prefix_len);
+    memcpy(name + prefix_len, fqn.ptr, fqn.len + 1);
+    dcp_str result = {name, prefix_len + fqn.len};
+    if (m->opts->rename) {
+        char *renamed = m->opts->rename(m->opts->user, result);
+        result = renamed ? dcp__arena_str(&m->plan->arena, dcp_str_of(renamed)) : (dcp_str){NULL, 0};
+        m->out_of_memory |= renamed && !result.ptr;
+        free(renamed);
+    }
+    return result;
+}
+
+/* ---- one leaf ---- */
+
+static void add_request(matcher *m, const dcp_item *item, const dcp_box *box, const dcp_tensor *dst)
+{
+    dcp_load_plan *p = m->plan;
+    void *array = p->requests;
+    m->out_of_memory |= !dcp__grow(p->ctx, &array, &p->cap_requests, p->n_requests + 1, sizeof *p->requests);
+    p->requests = array;
+    if (!m->out_of_memory) {
+        p->requests[p->n_requests++] = (dcp_read_request){item, box ? *box : (dcp_box){NULL, NULL}, *dst};
+    }
+}
+
+static void add_object(matcher *m, const dcp_leaf *leaf, const dcp_item *item, dcp_str name)
+{
+    dcp_load_plan *p = m->plan;
+    void *array = p->objects;
+    m->out_of_memory |= !dcp__grow(p->ctx, &array, &p->cap_objects, p->n_objects + 1, sizeof *p->objects);
+    p->objects = array;
+    if (!m->out_of_memory) {
+        p->objects[p->n_objects++] = (dcp__object_target){leaf, item, name};
+    }
+}
+
+static bool same_form(matcher *m, const dcp_leaf *leaf, const dcp_item *item, int ndim, const int64_t *extents)
+{
+    char saved[160], wanted[160];
+    dcp_dtype dtype = dcp_value_dtype(leaf->value);
+    bool is_same = true;
+    if (item->ndim != ndim || (ndim && memcmp(item->extents, extents, (size_t)ndim * sizeof *extents) != 0)) {
+        differ(m, DCP_DIFF_SHAPE, true, leaf->fqn, "shape %s in the checkpoint, %s in the state",
+               shape_text(saved, item->ndim, item->extents), shape_text(wanted, ndim, extents));
+        is_same = false;
+    }
+    if (item->dtype != dtype) {
+        differ(m, DCP_DIFF_DTYPE, true, leaf->fqn, "%s in the checkpoint, %s in the state", dcp_dtype_name(item->dtype),
+               dcp_dtype_name(dtype));
+        is_same = false;
+    }
+    return is_same;
+}
+
+static void match_tensor(matcher *m, const dcp_leaf *leaf, const dcp_item *item)
+{
+    const dcp_tensor *t = dcp_value_tensor(leaf->value);
+    int ndim;
+    const int64_t *extents;
+    if (t) {
+        if (same_form(m, leaf, item, t->ndim, t->extents)) {
+            add_request(m, item, NULL, t);
+        }
+        return;
+    }
+    dcp_sharded_shape(leaf->value, &ndim, &extents);
+    if (!same_form(m, leaf, item, ndim, extents)) {
+        return;
+    }
+    for (size_t i = 0; i < dcp_value_count(leaf->value); i++) {
+        dcp_tensor chunk;
+        dcp_box box;
+        dcp_sharded_chunk(leaf->value, i, &chunk, &box);
+        add_request(m, item, &box, &chunk);
+    }
+}
+
+static void match_item(matcher *m, const dcp_leaf *leaf, const dcp_item *item, dcp_str name)
+{
+    dcp_kind kind = dcp_value_kind(leaf->value);
+    bool wants_tensor = kind == DCP_KIND_TENSOR || kind == DCP_KIND_SHARDED;
+    if (item->kind == DCP_ITEM_TENSOR && wants_tensor) {
+        match_tensor(m, leaf, item);
+    } else if (item->kind == DCP_ITEM_OBJECT && !wants_tensor) {
+        add_object(m, leaf, item, name);
+    } else if (item->kind == DCP_ITEM_TENSOR && kind == DCP_KIND_NONE) {
+        add_object(m, leaf, item, name); /* nothing there yet: the tensor is allocated */
+    } else {
+        differ(m, DCP_DIFF_KIND, true, leaf->fqn, "%s in the checkpoint, %s in the state",
+               item->kind == DCP_ITEM_TENSOR ? "a tensor" : "an object", wants_tensor ? "a tensor" : "an object");
+    }
+}
+
+/* A container that was empty, or not there, when the state was made: the checkpoint has names below its own. */
+static bool match_below(matcher *m, const dcp_leaf *leaf, dcp_str name)
+{
+    dcp_kind kind = dcp_value_kind(leaf->value);
+    bool found = false;
+    if (kind != DCP_KIND_NONE && !(kind == DCP_KIND_LIST && dcp_value_count(leaf->value) == 0)) {
+        return false;
+    }
+    for (size_t i = 0; i < m->ck->meta->n_entries; i++) {
+        dcp_str fqn = m->ck->meta->entries[i].item.fqn;
+        if (fqn.len > name.len && fqn.ptr[name.len] == '.' && memcmp(fqn.ptr, name.ptr, name.len) == 0) {
+            m->used[i] = true;
+            found = true;
+        }
+    }
+    if (found) {
+        add_object(m, leaf, NULL, name);
+    }
+    return found;
+}
+
+static void match_leaf(matcher *m, const dcp_leaf *leaf)
+{
+    if (!is_selected(m->opts, leaf->fqn)) {
+        return;
+    }
+    dcp_str name = name_in_checkpoint(m, leaf->fqn);
+    if (!name.ptr) {
+        return;
+    }
+    const dcp_item *item = dcp_checkpoint_find(m->ck, name);
+    if (item) {
+        m->used[dcp__entry_of(item) - m->ck->meta->entries] = true;
+        match_item(m, leaf, item, name);
+    } else if (dcp_checkpoint_find_rank(m->ck, name, -1) || !match_below(m, leaf, name)) {
+        differ(m, DCP_DIFF_MISSING, !m->opts->partial, leaf->fqn, "not in the checkpoint%s%s%s",
+               name.len == leaf->fqn.len ? "" : " as \"", name.len == leaf->fqn.len ? "" : dcp__print(name).text,
+               name.len == leaf->fqn.len ? "" : "\"");
+    }
+}
+
+/* ---- all ---- */
+
+/* Checkpoints of 2.1 to 2.3 have whole dicts where later ones have their elements. PyTorch 2.5 and newer take the old names for
+ * the whole load if any of them is in the checkpoint and not among the new ones; so do we. */
+static dcp_status flatten_alike(matcher *m, dcp_error *err)
+{
+    dcp_flat *old;
+    size_t unused;
+    dcp_load_plan *p = m->plan;
+    dcp_status status = dcp_flatten(p->ctx, p->state, DCP_FLATTEN_2_4, &p->flat, err);
+    if (status != DCP_OK || dcp_flatten(p->ctx, p->state, DCP_FLATTEN_2_1, &old, NULL) != DCP_OK) {
+        return status;
+    }
+    for (size_t i = 0; i < dcp_flat_count(old); i++) {
+        dcp_str fqn = dcp_flat_leaf(old, i)->fqn;
+        if (!dcp_flat_find(p->flat, fqn, &unused) && dcp_checkpoint_find(m->ck, fqn)) {
+            dcp_flat_free(p->flat);
+            p->flat = old;
+            return DCP_OK;
+        }
+    }
+    dcp_flat_free(old);
+    return DCP_OK;
+}
+
+static void find_unexpected(matcher *m)
+{
+    bool is_whole = m->opts->n_include == 0 && m->opts->n_exclude == 0;
+    for (size_t i = 0; i < m->ck->meta->n_entries; i++) {
+        const dcp_item *item = &m->ck->meta->entries[i].item;
+        if (!m->used[i] && (item->rank < 0 || is_whole)) {
+            differ(m, DCP_DIFF_UNEXPECTED, m->opts->exact, item->fqn, "not in the state%s",
+                   item->rank < 0 ? "" : ", one rank's own");
+        }
+    }
+}
+
+static dcp_status match_all(matcher *m, dcp_error *err)
+{
+    dcp_status status = flatten_alike(m, err);
+    m->used = dcp__calloc(m->ck->ctx, m->ck->meta->n_entries, sizeof *m->used);
+    if (status != DCP_OK || !m->used) {
+        return status != DCP_OK ? status : dcp__nomem(err);
+    }
+    for (size_t i = 0; i < dcp_flat_count(m->plan->flat); i++) {
+        match_leaf(m, dcp_flat_leaf(m->plan->flat, i));
+    }
+    find_unexpected(m);
+    if (m->out_of_memory) {
+        return dcp__nomem(err);
+    }
+    if (m->n_errors == 0) {
+        return DCP_OK;
+    }
+    bool only_missing =
+        m->report->n_shape + m->report->n_dtype + m->report->n_kind == 0 && !(m->opts->exact && m->report->n_unexpected);
+    dcp_status code = only_missing ? DCP_NOT_FOUND : DCP_MISMATCH;
+    return dcp__fail(err, code, "%s: state and checkpoint differ in %zu place%s: %.*s%s", m->ck->path, m->n_errors,
+                     m->n_errors == 1 ? "" : "s", (int)m->text.len, m->text.data ? (char *)m->text.data : "",
+                     m->n_errors > NAMED_DIFFERENCES ? "; ..." : "");
+}
+
+static dcp_status check_args(dcp_checkpoint *ck, dcp_value *state, const dcp_load_opts *opts, const dcp_load_report *report,
+                             dcp_error *err)
+{
+    dcp_kind kind = dcp_value_kind(state);
+    if (!ck || (kind != DCP_KIND_DICT && kind != DCP_KIND_ORDERED_DICT)) {
+        return dcp__fail(err, DCP_ARG, "load: %s", ck ? "the state is no dict" : "no checkpoint");
+    }
+    if (opts && opts->struct_size != sizeof *opts) {
+        return dcp__fail(err, DCP_ARG, "load options: struct_size %zu, expected %zu", opts->struct_size, sizeof *opts);
+    }
+    if (report && report->struct_size != sizeof *report) {
+        return dcp__fail(err, DCP_ARG, "load report: struct_size %zu, expected %zu", report->struct_size, sizeof *report);
+    }
+    return DCP_OK;
+}
+
+dcp_status dcp_plan_load(dcp_checkpoint *ck, dcp_value *state, const dcp_load_opts *opts, dcp_load_plan **out,
+                         dcp_load_report *report, dcp_error *err)
+{
+    static const dcp_load_opts defaults = DCP_LOAD_OPTS_INIT;
+    dcp_load_report unseen = DCP_LOAD_REPORT_INIT;
+    dcp_status status = out ? check_args(ck, state, opts, report, err) : dcp__fail(err, DCP_ARG, "load: no place for the plan");
+    if (status != DCP_OK) {
+        return status;
+    }
+    dcp_load_plan *plan = dcp__calloc(ck->ctx, 1, sizeof *plan);
+    if (!plan) {
+        return dcp__nomem(err);
+    }
+    plan->ctx = ck->ctx;
+    plan->state = state;
+    dcp__arena_init(&plan->arena, ck->ctx, UINT64_MAX);
+    matcher m = {.ck = ck, .opts = opts ? opts : &defaults, .plan = plan, .report = report ? report : &unseen};
+    dcp__buf_init(&m.text, ck->ctx);
+    status = match_all(&m, err);
+    dcp__free(ck->ctx, m.used);
+    dcp__buf_reset(&m.text);
+    if (status != DCP_OK) {
+        dcp_load_plan_free(plan);
+        return status;
+    }
+    *out = plan;
+    return DCP_OK;
+}
+
+dcp_read_request *dcp_load_plan_requests(dcp_load_plan *plan, size_t *n)
+{
+    *n = plan->n_requests;
+    return plan->requests;
+}
+
+void dcp_load_plan_free(dcp_load_plan *plan)
+{
+    if (plan) {
+        dcp_flat_free(plan->flat);
+        dcp__free(plan->ctx, plan->requests);
+        dcp__free(plan->ctx, plan->objects);
+        dcp__arena_reset(&plan->arena);
+        dcp__free(plan->ctx, plan);
+    }
+}
