@@ -1,9 +1,9 @@
 /* The restricted pickle machine: turns a pickle of protocol 2 to 5 into plain nodes. It never imports, calls or looks anything
  * up: a global is the pair (module, name), an object is how Python would make it.
  *
- * The stream is read twice through a small window. The first pass finds out which memo entries are ever fetched, the second one
- * builds. So a value that nobody can reach again is known to be its owner's alone, which lets hooks turn objects into rows of a
- * table at once and give their nodes back: metadata of any size is parsed in little more memory than its result. */
+ * The stream is read once, through a small window. Hooks may turn an object into a row of a table as soon as it is complete, and
+ * give its nodes back: metadata of any size is parsed in little more memory than its result and the memo. The memo then holds the
+ * row, too. Should the stream come back to something that was given back for good, the reading starts again and keeps all. */
 #ifndef DCP_FORMAT_PICKLE_H
 #define DCP_FORMAT_PICKLE_H
 
@@ -38,6 +38,7 @@ typedef struct dcp__pnode {
     uint8_t flags;   /* internal */
     uint16_t height; /* internal */
     uint32_t count;  /* elements, bytes of a text; a dict's keys and values counted both */
+    uint32_t memo;   /* internal */
     uint64_t client; /* 0 at first, then whatever the client wants: what it made of the node */
 } dcp__pnode;
 
@@ -176,21 +177,29 @@ bool dcp__pv_is_global(dcp__pv v, const char *module, const char *name);
 typedef struct dcp__pmachine dcp__pmachine;
 
 /* What a client may do while the stream is read; members may be NULL. A hook that sets *out has taken the place of the node:
- * *out goes on the stack. It leaves *out alone (0) to let the machine make what it makes without hooks. */
+ * *out goes on the stack and into the memo. It leaves *out alone (0) to let the machine make what it makes without hooks. */
 typedef struct dcp__pickle_hooks {
     void *user;
     /* callable(*args). */
     dcp_status (*reduce)(void *user, dcp__pmachine *m, dcp__pv callable, dcp__pv args, dcp__pv *out, dcp_error *err);
-    /* BUILD: object is whatever is on the stack, state is not yet stored in it. A shared object cannot be replaced (the memo has
-     * it): set its client word instead. */
+    /* BUILD: object is whatever is on the stack, state is not yet stored in it. A shared object cannot be replaced, since there
+     * are other references to it: set its client word instead. */
     dcp_status (*build)(void *user, dcp__pmachine *m, dcp__pv object, dcp__pv state, dcp__pv *out, dcp_error *err);
+    /* The stream is read from its start again; nothing will be given back this time. What hooks made is void. */
+    void (*restart)(void *user);
 } dcp__pickle_hooks;
 
 /* For hooks. */
 uint64_t dcp__pmachine_position(const dcp__pmachine *m); /* of the opcode at work, in the source */
 dcp__arena *dcp__pmachine_arena(dcp__pmachine *m);
-/* Gives the node back, not what is in it; nothing happens if it is shared or no node. */
+/* The value that is n below the topmost of those that the opcode at work takes, 0 if there is none: only good for guesses. */
+dcp__pv dcp__pmachine_below(const dcp__pmachine *m, size_t n);
+/* Gives the node back, not what is in it. Nothing happens if it is 0, shared, or no node. */
 void dcp__pmachine_recycle(dcp__pmachine *m, dcp__pv v);
+/* The same, and the memo gets `with` in its place: a value that is as good. */
+void dcp__pmachine_replace(dcp__pmachine *m, dcp__pv v, dcp__pv with);
+/* Asks for a second reading, since something is needed that was given back. To be returned by the hook. */
+dcp_status dcp__pmachine_restart(dcp__pmachine *m, dcp_error *err);
 /* A TUPLE or LIST of integers as INTS: in place if nobody else has it. LIMIT/NOMEM from the arena; FORMAT (at the current
  * position) if an element is no integer that fits int64. */
 dcp_status dcp__pmachine_ints(dcp__pmachine *m, dcp__pv seq, dcp__pv *out, dcp_error *err);

@@ -85,29 +85,117 @@ static inline dcp_status pop_mark(dcp__pmachine *m, dcp__pmark *mark, dcp_error 
 
 /* ---- memo ---- */
 
-static dcp_status set_memo(dcp__pmachine *m, uint64_t i, dcp_error *err)
+/* Adds pieces until entry i has one. */
+static dcp_status grow_memo(dcp__pmachine *m, size_t i, dcp_error *err)
 {
-    if (!has(m, 1)) {
-        return underflow(m, err);
-    }
-    m->n_memo = i >= m->n_memo ? i + 1 : m->n_memo;
-    if (dcp__pmemo_is_fetched(&m->memo, i)) {
-        dcp__pv v = m->stack[m->top - 1];
-        *dcp__pmemo_slot(&m->memo, i) = v;
-        if (dcp__pv_is_node(v)) {
-            dcp__pv_node(v)->flags |= DCP__P_SHARED;
+    while (i / DCP__P_PIECE >= m->n_pieces) {
+        void *pieces = m->pieces;
+        if (!dcp__grow(m->ctx, &pieces, &m->pieces_cap, m->n_pieces + 1, sizeof *m->pieces)) {
+            return dcp__nomem(err);
         }
+        m->pieces = pieces;
+        dcp__pv *piece = dcp__arena_alloc(&m->memo_arena, DCP__P_PIECE * sizeof *piece);
+        if (!piece) {
+            return dcp__arena_fail(&m->memo_arena, err);
+        }
+        m->pieces[m->n_pieces++] = piece;
     }
     return DCP_OK;
 }
 
-static inline dcp_status get_memo(dcp__pmachine *m, uint64_t i, dcp_error *err)
+static void share(dcp__pv v)
 {
-    dcp__pv v = dcp__pmemo_is_fetched(&m->memo, i) ? *dcp__pmemo_slot(&m->memo, i) : 0;
-    if (!v) {
-        return dcp__fail_at(err, DCP_FORMAT, m->position, "pickle: memo entry %llu is fetched before it is set",
-                            (unsigned long long)i);
+    if (v && dcp__pv_is_node(v)) {
+        dcp__pv_node(v)->flags |= DCP__P_SHARED;
     }
+}
+
+/* A node knows one number in the memo; one that has two counts as shared. */
+static inline void keep_in_memo(dcp__pmachine *m, dcp__pv *place, size_t i)
+{
+    dcp__pv v = m->stack[m->top - 1];
+    *place = v;
+    if (dcp__pv_is_node(v)) {
+        dcp__pnode *node = dcp__pv_node(v);
+        node->flags |= node->memo ? DCP__P_SHARED : 0;
+        node->memo = (uint32_t)i + 1;
+    }
+}
+
+/* Sets the place of the next entry. */
+static dcp_status prepare_memo(dcp__pmachine *m, dcp_error *err)
+{
+    dcp_status status = grow_memo(m, m->n_memo, err);
+    if (status == DCP_OK) {
+        m->memo_next = dcp__pmachine_memo(m, m->n_memo);
+        m->memo_end = m->memo_next + (DCP__P_PIECE - m->n_memo % DCP__P_PIECE);
+    }
+    return status;
+}
+
+/* Python numbers entries by how many there are. After a gap other readers may count in other ways. */
+static inline dcp_status op_memoize(dcp__pmachine *m, dcp_error *err)
+{
+    if (!has(m, 1)) {
+        return underflow(m, err);
+    }
+    if (m->memo_next == m->memo_end) {
+        if (m->has_gaps || m->n_memo >= UINT32_MAX - DCP__P_PIECE) {
+            return dcp__fail_at(err, DCP_FORMAT, m->position, "pickle: no number for an entry of the memo");
+        }
+        dcp_status status = prepare_memo(m, err);
+        if (status != DCP_OK) {
+            return status;
+        }
+    }
+    keep_in_memo(m, m->memo_next++, m->n_memo);
+    m->n_memo++;
+    return DCP_OK;
+}
+
+/* Entries from n_memo to i are not set, up to now. */
+static void mark_gap(dcp__pmachine *m, size_t i)
+{
+    m->has_gaps |= i > m->n_memo;
+    for (size_t k = m->n_memo; k <= i; k++) {
+        *dcp__pmachine_memo(m, k) = 0;
+    }
+    m->n_memo = i + 1;
+    m->memo_next = m->memo_end = NULL;
+}
+
+/* An entry is put at a number of the stream's choice. Real streams count up, so that two bytes at least belong to each entry; a
+ * number that is too large for the position is hostile. */
+static dcp_status op_put(dcp__pmachine *m, size_t i, dcp_error *err)
+{
+    if (!has(m, 1)) {
+        return underflow(m, err);
+    }
+    if (i > m->position / 2 || i >= UINT32_MAX - DCP__P_PIECE) {
+        return dcp__fail_at(err, DCP_FORMAT, m->position, "pickle: memo entry %zu is more than the stream can hold", i);
+    }
+    if (i >= m->n_memo) {
+        dcp_status status = grow_memo(m, i, err);
+        if (status != DCP_OK) {
+            return status;
+        }
+        mark_gap(m, i);
+    }
+    share(*dcp__pmachine_memo(m, i)); /* what it was still has this number */
+    keep_in_memo(m, dcp__pmachine_memo(m, i), i);
+    return DCP_OK;
+}
+
+static inline dcp_status get_memo(dcp__pmachine *m, size_t i, dcp_error *err)
+{
+    dcp__pv v = i < m->n_memo ? *dcp__pmachine_memo(m, i) : 0;
+    if (!v) {
+        return dcp__fail_at(err, DCP_FORMAT, m->position, "pickle: memo entry %zu is fetched before it is set", i);
+    }
+    if (v == DCP__PV_GONE) {
+        return dcp__pmachine_restart(m, err);
+    }
+    share(v);
     return push(m, v, err);
 }
 
@@ -116,11 +204,8 @@ static dcp_status op_dup(dcp__pmachine *m, dcp_error *err)
     if (!has(m, 1)) {
         return underflow(m, err);
     }
-    dcp__pv v = m->stack[m->top - 1];
-    if (dcp__pv_is_node(v)) {
-        dcp__pv_node(v)->flags |= DCP__P_SHARED;
-    }
-    return push(m, v, err);
+    share(m->stack[m->top - 1]);
+    return push(m, m->stack[m->top - 1], err);
 }
 
 static dcp_status op_pop(dcp__pmachine *m, dcp_error *err)
@@ -174,7 +259,7 @@ static dcp_status op_tuple(dcp__pmachine *m, dcp_error *err)
         return dcp__fail_at(err, DCP_LIMIT, m->position, "pickle: tuple of %zu elements", n);
     }
     if (n == 0) {
-        status = push_node(m, dcp__pnode_alloc(m, sizeof(dcp__ptuple), DCP__P_TUPLE, 0), err);
+        status = push(m, m->empty_tuple, err);
     } else {
         status = op_tuple_n(m, n, err);
     }
@@ -432,6 +517,7 @@ static inline dcp_status op_build(dcp__pmachine *m, dcp_error *err)
     m->top--;
     if (made) {
         m->stack[m->top - 1] = made;
+        dcp__pmachine_replace(m, object, made);
         return DCP_OK;
     }
     if (dcp__pv_kind(object) != DCP__P_OBJECT) {
@@ -514,8 +600,8 @@ static dcp_status run_rare(dcp__pmachine *m, const uint8_t **at, dcp_error *err)
     case OP_BYTEARRAY8: return op_text(m, at, 9, dcp__load64(p + 1), DCP__P_BYTEARRAY, err);
     case OP_BINFLOAT: *at += 9; return op_float(m, p + 1, err);
     case OP_PROTO: *at += 2; return op_proto(m, p[1], err);
-    case OP_BINPUT: *at += 2; return set_memo(m, p[1], err);
-    case OP_LONG_BINPUT: *at += 5; return set_memo(m, dcp__load32(p + 1), err);
+    case OP_BINPUT: *at += 2; return op_put(m, p[1], err);
+    case OP_LONG_BINPUT: *at += 5; return op_put(m, dcp__load32(p + 1), err);
     default: break;
     }
     ++*at;
@@ -535,6 +621,12 @@ static dcp_status run_rare(dcp__pmachine *m, const uint8_t **at, dcp_error *err)
 
 dcp_status dcp__pmachine_run(dcp__pmachine *m, const uint8_t *p, dcp__pv *root, uint64_t *end, dcp_error *err)
 {
+    dcp__ptuple *empty = dcp__pnode_alloc(m, sizeof *empty, DCP__P_TUPLE, 0);
+    if (!empty) {
+        return dcp__arena_fail(m->arena, err);
+    }
+    empty->node.flags |= DCP__P_SHARED;
+    m->empty_tuple = dcp__pv_of_node(empty);
     for (;;) {
         dcp_status status = DCP_OK;
         if (m->window.end - p < OP_MAX_BYTES) {
@@ -545,7 +637,7 @@ dcp_status dcp__pmachine_run(dcp__pmachine *m, const uint8_t *p, dcp__pv *root, 
         }
         m->position = dcp__pwindow_position(&m->window, p);
         switch (*p++) {
-        case OP_MEMOIZE: status = set_memo(m, m->n_memo, err); break;
+        case OP_MEMOIZE: status = op_memoize(m, err); break;
         case OP_BINGET: status = get_memo(m, *p++, err); break;
         case OP_LONG_BINGET:
             status = get_memo(m, dcp__load32(p), err);
@@ -565,7 +657,7 @@ dcp_status dcp__pmachine_run(dcp__pmachine *m, const uint8_t *p, dcp__pv *root, 
             status = op_text(m, &p, 2, p[1], DCP__P_STR, err);
             break;
         case OP_MARK: status = op_mark(m, err); break;
-        case OP_EMPTY_TUPLE: status = push_node(m, dcp__pnode_alloc(m, sizeof(dcp__ptuple), DCP__P_TUPLE, 0), err); break;
+        case OP_EMPTY_TUPLE: status = push(m, m->empty_tuple, err); break;
         case OP_TUPLE1: status = op_tuple_n(m, 1, err); break;
         case OP_TUPLE2: status = op_tuple_n(m, 2, err); break;
         case OP_TUPLE3: status = op_tuple_n(m, 3, err); break;

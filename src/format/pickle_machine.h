@@ -3,7 +3,6 @@
 #define DCP_FORMAT_PICKLE_MACHINE_H
 
 #include "format/pickle.h"
-#include "format/pickle_memo.h"
 #include "format/pickle_window.h"
 
 #define DCP__P_VISITING 2 /* in flags: below itself, if met again */
@@ -12,6 +11,11 @@
 #define DCP__P_CLASSES 64
 /* Arrays of lists and dicts that were outgrown or given back, by log2 of their elements. */
 #define DCP__P_ARRAY_CLASSES 40
+
+/* In the memo: what was here was given back. */
+#define DCP__PV_GONE ((dcp__pv)0x1a)
+
+#define DCP__P_PIECE ((size_t)1 << 15) /* entries */
 
 typedef struct dcp__pmark {
     size_t top;     /* of the stack when the mark was set */
@@ -22,7 +26,6 @@ struct dcp__pmachine {
     dcp_context *ctx;
     dcp__arena *arena;
     dcp__pwindow window;
-    dcp__pmemo memo;
     const dcp__pickle_hooks *hooks; /* never NULL */
     uint64_t position;              /* of the opcode at work */
     dcp__pv *stack;
@@ -31,12 +34,27 @@ struct dcp__pmachine {
     size_t floor; /* the stack's top at the newest mark */
     dcp__pmark *marks;
     size_t n_marks, marks_cap;
-    uint64_t n_memo; /* entries set so far */
+    /* The memo, in pieces from an arena of its own: millions of entries would otherwise be moved, and touched page by page. */
+    dcp__arena memo_arena;
+    dcp__pv **pieces; /* [entry / DCP__P_PIECE] */
+    size_t n_pieces, pieces_cap;
+    dcp__pv *memo_next, *memo_end; /* place of entry n_memo, and where its piece ends; equal if there is none yet */
+    size_t n_memo;
+    bool has_gaps;  /* entries were put at numbers above n_memo */
+    bool keeps_all; /* second reading */
+    bool must_restart;
+    dcp__pv empty_tuple; /* there is one for all, as in Python */
     void *free_nodes[DCP__P_CLASSES];
     void *free_arrays[DCP__P_ARRAY_CLASSES];
     dcp__plist *free_lists; /* empty ones with a small array */
     int protocol;
 };
+
+/* Where entry i of the memo is; it has a piece. */
+static inline dcp__pv *dcp__pmachine_memo(const dcp__pmachine *m, size_t i)
+{
+    return &m->pieces[i / DCP__P_PIECE][i % DCP__P_PIECE];
+}
 
 /* ---- nodes (pickle_nodes.c). NULL: out of memory or over the limit, dcp__arena_fail tells which. ---- */
 

@@ -51,12 +51,9 @@ static dcp__pv *alloc_array(dcp__pmachine *m, size_t cap)
     return dcp__arena_alloc(m->arena, cap * sizeof(dcp__pv));
 }
 
-void dcp__pmachine_recycle(dcp__pmachine *m, dcp__pv v)
+/* Puts the node where the next one of its size is taken from. */
+static void free_node(dcp__pmachine *m, dcp__pnode *node)
 {
-    if (!dcp__pv_is_node(v) || (dcp__pv_node(v)->flags & DCP__P_SHARED)) {
-        return;
-    }
-    dcp__pnode *node = dcp__pv_node(v);
     if (is_list(node)) {
         dcp__plist *list = (dcp__plist *)node;
         if (list->cap > 0 && list->cap <= SMALL_CAP) {
@@ -72,6 +69,23 @@ void dcp__pmachine_recycle(dcp__pmachine *m, dcp__pv v)
         memcpy(node, link, sizeof *link);
         *link = node;
     }
+}
+
+void dcp__pmachine_replace(dcp__pmachine *m, dcp__pv v, dcp__pv with)
+{
+    if (!v || !dcp__pv_is_node(v) || (dcp__pv_node(v)->flags & DCP__P_SHARED) || m->keeps_all) {
+        return;
+    }
+    dcp__pnode *node = dcp__pv_node(v);
+    if (node->memo) {
+        *dcp__pmachine_memo(m, node->memo - 1) = with;
+    }
+    free_node(m, node);
+}
+
+void dcp__pmachine_recycle(dcp__pmachine *m, dcp__pv v)
+{
+    dcp__pmachine_replace(m, v, DCP__PV_GONE);
 }
 
 dcp__plist *dcp__plist_alloc(dcp__pmachine *m, dcp__pkind kind)
