@@ -671,10 +671,8 @@ static dcp_status write_opaque(writer *w, const dcp_value *v)
     if (o->form == DCP__OPAQUE_GLOBAL) {
         return write_named(w, o->module, o->name);
     }
-    if (o->form == DCP__OPAQUE_PERSID) {
-        status = write_args(w, o->args);
-        op(w, OP_BINPERSID);
-        return status;
+    if (o->form == DCP__OPAQUE_PERSID) { /* its key is a member's name in an archive that is not this one */
+        return dcp__fail(w->err, DCP_UNSUPPORTED, "a value that refers to a storage outside of tensors");
     }
     status = write_construction(w, o);
     put_value(w, v);
