@@ -6,6 +6,7 @@
 
 typedef struct cursor {
     const uint8_t *p, *end;
+    uint32_t n_puts;
 } cursor;
 
 static size_t left(const cursor *c)
@@ -32,18 +33,30 @@ static bool take_op(cursor *c, uint8_t op)
     return true;
 }
 
-/* BINPUT or LONG_BINPUT, or nothing: without BINGET the index does not matter. False if cut off. */
+/* BINPUT or LONG_BINPUT, or nothing: without BINGET nobody asks for the entry. The indices count up from 0. False if they do
+ * not, or cut off. */
 static bool skip_put(cursor *c)
 {
     size_t n = left(c) && *c->p == 0x71 ? 2 : left(c) && *c->p == 0x72 ? 5 : 0;
-    if (left(c) < n) {
+    if (left(c) < n || (n == 2 && c->p[1] != c->n_puts) || (n == 5 && dcp__load32(c->p + 1) != c->n_puts)) {
         return false;
     }
+    c->n_puts += n > 0;
     c->p += n;
     return true;
 }
 
-/* BINUNICODE and what stores it. */
+static bool is_ascii(dcp_str s)
+{
+    for (size_t i = 0; i < s.len; i++) {
+        if ((uint8_t)s.ptr[i] & 0x80) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* BINUNICODE and what stores it. Whether other text is valid is for the pickle machine. */
 static bool take_text(cursor *c, dcp_str *out)
 {
     if (left(c) < 5 || *c->p != 0x58 || dcp__load32(c->p + 1) > left(c) - 5) {
@@ -51,7 +64,7 @@ static bool take_text(cursor *c, dcp_str *out)
     }
     *out = (dcp_str){(const char *)c->p + 5, dcp__load32(c->p + 1)};
     c->p += 5 + out->len;
-    return skip_put(c);
+    return is_ascii(*out) && skip_put(c);
 }
 
 static bool take_line(cursor *c, dcp_str *out)
@@ -157,7 +170,7 @@ static bool take_dtype(cursor *c, bool is_v3, dcp__tensor_pickle *out)
 
 bool dcp__tensor_pickle_match(const uint8_t *pickle, size_t n, dcp__tensor_pickle *out)
 {
-    cursor c = {pickle, pickle + n};
+    cursor c = {pickle, pickle + n, 0};
     int n_strides;
     if (!TAKE(&c, "\x80\x02"
                   "ctorch._utils\n_rebuild_tensor_v")) {
