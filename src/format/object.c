@@ -3,7 +3,7 @@
 #include "format/object_builder.h"
 
 /* Deeper values are refused whatever the limits say, because building recurses. */
-#define MAX_DEPTH 4000
+#define MAX_DEPTH 1000
 /* What a value takes besides its content, for the accounting. */
 #define VALUE_BYTES 96
 

@@ -79,7 +79,7 @@ def text(v):
     if t is numpy.ndarray:
         return f"<{numpy.core.multiarray._reconstruct.__module__}._reconstruct, * bytes>"
     if t is type or t is types.BuiltinFunctionType:
-        return f"<{v.__module__}.{v.__name__}, * bytes>"
+        return f"<{v.__module__}.{v.__name__}, * bytes>".replace("builtins", "__builtin__")  # as protocol 2 has it
     return repr(v)
 
 
