@@ -64,7 +64,7 @@ static dcp_status hash_slab(dcp_checkpoint *ck, const dcp_item *item, const slab
 static dcp_status hash_slabs(dcp_checkpoint *ck, const dcp_item *item, EVP_MD_CTX *md, uint8_t digest[32], dcp_error *err)
 {
     int64_t offsets[DCP_MAX_NDIM] = {0};
-    slabs s = cut(item);
+    slabs s = item->bytes ? cut(item) : (slabs){0};
     dcp_status status = EVP_DigestInit_ex(md, EVP_sha256(), NULL) == 1 ? DCP_OK : dcp__fail(err, DCP_INTERNAL, "no sha-256");
     if (status == DCP_OK && item->bytes) {
         void *buf = dcp__alloc_aligned(ck->ctx, 64, (size_t)s.bytes);
