@@ -327,15 +327,19 @@ static dcp_status allocate(join *j, dcp_error *err)
 {
     dcp_checkpoint *ck = j->ck;
     dcp__metadata *m = j->meta;
-    m->entries = dcp__arena_alloc(&m->arena, TOTAL(ck, n_entries) * sizeof *m->entries);
-    m->chunks = dcp__arena_alloc(&m->arena, TOTAL(ck, n_chunks) * sizeof *m->chunks);
-    m->storages = dcp__arena_alloc(&m->arena, TOTAL(ck, n_storages) * sizeof *m->storages);
-    m->files = dcp__arena_alloc(&m->arena, TOTAL(ck, n_files) * sizeof *m->files);
-    m->transforms = dcp__arena_alloc(&m->arena, (TOTAL(ck, n_transforms) + 1) * sizeof *m->transforms);
+    dcp__free(ck->ctx, m->transforms);
+    m->transforms = dcp__calloc(ck->ctx, TOTAL(ck, n_transforms) + 1, sizeof *m->transforms);
+    m->entries = dcp__calloc(ck->ctx, TOTAL(ck, n_entries), sizeof *m->entries);
+    m->chunks = dcp__calloc(ck->ctx, TOTAL(ck, n_chunks), sizeof *m->chunks);
+    m->storages = dcp__calloc(ck->ctx, TOTAL(ck, n_storages), sizeof *m->storages);
+    m->files = dcp__calloc(ck->ctx, TOTAL(ck, n_files), sizeof *m->files);
+    if (!m->entries || !m->chunks || !m->storages || !m->files || !m->transforms) {
+        return dcp__nomem(err);
+    }
     size_t group_bytes = TOTAL(ck, n_entries) * sizeof *j->groups;
     j->groups = dcp__arena_alloc(&m->arena, group_bytes);
     j->first_storage = dcp__arena_alloc(&m->arena, ck->n_parts * sizeof *j->first_storage);
-    if (!m->entries || !m->chunks || !m->storages || !m->files || !m->transforms || !j->groups || !j->first_storage) {
+    if (!j->groups || !j->first_storage) {
         return dcp__arena_fail(&m->arena, err);
     }
     memset(j->groups, 0, group_bytes);

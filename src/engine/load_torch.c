@@ -30,19 +30,16 @@ static dcp_status add_storages(dcp_checkpoint *ck, dcp_error *err)
 {
     dcp__metadata *m = ck->meta;
     size_t n = ck->archive.object.n_storages;
-    m->storages = dcp__arena_alloc(&m->arena, n * sizeof *m->storages);
-    m->files = dcp__arena_alloc(&m->arena, sizeof *m->files);
-    m->transforms = dcp__arena_alloc(&m->arena, sizeof *m->transforms);
-    if (!m->storages || !m->files || !m->transforms) {
-        return dcp__arena_fail(&m->arena, err);
+    m->storages = dcp__calloc(ck->ctx, n, sizeof *m->storages);
+    m->files = dcp__calloc(ck->ctx, 1, sizeof *m->files);
+    if (!m->storages || !m->files) {
+        return dcp__nomem(err);
     }
     for (size_t i = 0; i < n; i++) {
         m->storages[i] =
             (dcp__storage){.offset = ck->archive.spans[i].offset, .length = ck->archive.spans[i].bytes, .form = DCP__FORM_RAW};
     }
     m->n_storages = n;
-    m->transforms[0] = (dcp_str){"", 0};
-    m->n_transforms = 1;
     return DCP_OK;
 }
 
@@ -66,12 +63,15 @@ static void fill_tensor(dcp__metadata *m, dcp__entry *e, const dcp_value *v, con
 static dcp_status add_entries(dcp_checkpoint *ck, const dcp_leaf *leaves, size_t n, dcp_error *err)
 {
     dcp__metadata *m = ck->meta;
-    m->entries = dcp__arena_alloc(&m->arena, n * sizeof *m->entries);
-    m->chunks = dcp__arena_alloc(&m->arena, n * sizeof *m->chunks);
     int64_t *zeros = dcp__arena_alloc(&m->arena, DCP_MAX_NDIM * sizeof *zeros);
+    if (!zeros) {
+        return dcp__arena_fail(&m->arena, err);
+    }
+    m->entries = dcp__calloc(ck->ctx, n, sizeof *m->entries);
+    m->chunks = dcp__calloc(ck->ctx, n, sizeof *m->chunks);
     ck->values = dcp__calloc(ck->ctx, n, sizeof(dcp_value *));
-    if (!m->entries || !m->chunks || !zeros || !ck->values) {
-        return ck->values ? dcp__arena_fail(&m->arena, err) : dcp__nomem(err);
+    if (!m->entries || !m->chunks || !ck->values) {
+        return dcp__nomem(err);
     }
     memset(zeros, 0, DCP_MAX_NDIM * sizeof *zeros);
     for (size_t i = 0; i < n; i++) {

@@ -53,7 +53,7 @@ typedef struct dcp__own_facts {
 
 typedef struct dcp__metadata {
     dcp_context *ctx;
-    dcp__arena arena; /* owns names, paths, shapes and the arrays below that do not grow */
+    dcp__arena arena; /* owns names, paths, shapes, own facts; the tables below are blocks of the heap each */
     dcp__entry *entries;
     size_t n_entries;
     dcp__chunk *chunks;
