@@ -177,7 +177,7 @@ static void print_json(const dcp_checkpoint_info *info, digest *digests, size_t 
         jw_key_bool(&w, "rank_local", true);
     }
     common_json(&w, "tensors", DCP_ITEM_TENSOR, digests, n);
-    jw_key_uint(&w, "world", (uint64_t)info->world);
+    jw_key_uint(&w, "world", info->world > 0 ? (uint64_t)info->world : 1); /* nothing tells: one rank at least */
     jw_end(&w, '}');
 }
 

@@ -13,7 +13,8 @@ static const char doc[] =
     "Newest is the one with the largest number at the end of its name, else the one with the newest metadata. Complete: it "
     "opens, and all its files are there and long enough. Incomplete ones are named on standard error.\n"
     "\n"
-    "Example:\n"
+    "Examples:\n"
+    "  dcptool latest run\n"
     "  dcptool info \"$(dcptool latest run)\"";
 
 static error_t parse(int key, char *arg, struct argp_state *state)
