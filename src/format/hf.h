@@ -11,10 +11,13 @@ typedef struct dcp__hf_file {
     const dcp__safetensors *header;
 } dcp__hf_file;
 
-/* index is the text of model.safetensors.index.json, ptr NULL if there is none. Checks that the shard files form a whole sequence
- * (shard-0000R of a known count), that the index agrees with the files, and computes global shapes: our own key where present,
- * else the largest offset + extent. Tensors become entries with DCP__FORM_RAW chunks. Whether chunks cover a tensor is left to the
- * verification and to reading. Errors: FORMAT, NOT_FOUND (a file that the index names, a missing shard), NOMEM. */
+/* index is the text of model.safetensors.index.json, ptr NULL if there is none. Checks that the files form a whole sequence
+ * (shards R from 1 without a gap, up to the number of ranks where our own key states it; parts X from 1 to Y, unless an index
+ * names the files), that the index agrees with the files, and computes global shapes: our own key where present, else the largest
+ * offset + extent. Tensors become entries with DCP__FORM_RAW chunks, in the order of the files and of their data; own.world is
+ * the number of ranks as far as keys or names tell. Headers and names may be freed afterwards. Whether chunks cover a tensor is
+ * left to the verification and to reading. Errors: FORMAT (files contradict each other or the index), NOT_FOUND (a file that the
+ * index names, a missing shard or part, numbered), LIMIT, NOMEM. */
 dcp_status dcp__hf_metadata(dcp_context *ctx, const dcp__hf_file *files, size_t n, dcp_str index, dcp__metadata **out,
                             dcp_error *err);
 
