@@ -23,8 +23,9 @@ typedef struct dcp__st_opts {
 
 /* Appends length and header JSON, padded with spaces to a multiple of 8; offsets[i] receives where tensor i starts, counted from
  * the start of the blob, in the order given, without gaps; *total the length of the blob. opts may be NULL. Writes nothing that
- * a reader would refuse. Errors: UNSUPPORTED (dtype, named; a float4 scalar), LIMIT (header over 100 MB or max_header_bytes, sizes),
- * ARG (name twice, reserved, or no text that JSON readers take; a shape that does not fit), NOMEM. On an error `out` is as before. */
+ * a reader would refuse. Errors: UNSUPPORTED (dtype, named; a float4 scalar), LIMIT (header over 100 MB or max_header_bytes,
+ * sizes), ARG (name twice, reserved, or no text that JSON readers take; a shape that does not fit), NOMEM. On an error `out` is
+ * as before. */
 dcp_status dcp__safetensors_header(dcp__buf *out, const dcp__st_entry *entries, size_t n, const dcp__st_opts *opts,
                                    uint64_t *offsets, uint64_t *total, dcp_error *err);
 

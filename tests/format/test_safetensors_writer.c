@@ -136,8 +136,7 @@ static void safetensors_writer__shards_and_own_facts_come_back(void **state)
 static void safetensors_writer__names_keep_their_bytes(void **state)
 {
     (void)state;
-    const dcp_str names[] = {STR(""), STR("a\"b\\c/d"), STR("\x01\x1f\x7f\n\t"), STR("\xf0\x9f\x98\x80 \xc3\xa9"),
-                                    STR("libdcp")};
+    const dcp_str names[] = {STR(""), STR("a\"b\\c/d"), STR("\x01\x1f\x7f\n\t"), STR("\xf0\x9f\x98\x80 \xc3\xa9"), STR("libdcp")};
     dcp__st_entry entries[5];
     uint64_t offsets[5];
     for (size_t i = 0; i < 5; i++) {
@@ -228,13 +227,12 @@ static void safetensors_writer__names_that_readers_refuse_are_refused(void **sta
 {
     (void)state;
     const dcp_str names[] = {STR("__metadata__"), STR("first"), STR("a\0b"),    STR("\xed\xa0\x80"),
-                                    STR("\xff"),         STR("\xc3"),  STR("\xc0\x80")};
+                             STR("\xff"),         STR("\xc3"),  STR("\xc0\x80")};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         dcp__st_entry entries[] = {{STR("first"), DCP_UINT8, 0, NULL, NULL, NULL}, {names[i], DCP_UINT8, 0, NULL, NULL, NULL}};
         assert_int_equal(write_fails(ctx, entries, 2, NULL), DCP_ARG);
     }
-    const dcp_str keys[] = {STR("format"), STR("DCP_VERSION"), STR("DCP_SHARDING_INFO"),
-                                   STR("libdcp"), STR("\xff"),        STR("mine")};
+    const dcp_str keys[] = {STR("format"), STR("DCP_VERSION"), STR("DCP_SHARDING_INFO"), STR("libdcp"), STR("\xff"), STR("mine")};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         dcp_str pair[] = {STR("mine"), keys[i]}, values[] = {STR("x"), STR("y")};
         dcp__st_opts opts = {0, pair, values, 2};
