@@ -150,9 +150,11 @@ dcp_status dcp__name_hash(dcp_context *ctx, size_t n, bool is_old_form, uint64_t
 
 static void put_decimal20(uint64_t v, uint8_t *out)
 {
-    for (int i = 19; i >= 0; i--) {
-        out[i] = (uint8_t)('0' + v % 10);
-        v /= 10;
+    for (int i = 18; i >= 0; i -= 2) {
+        unsigned pair = (unsigned)(v % 100);
+        out[i] = (uint8_t)('0' + pair / 10);
+        out[i + 1] = (uint8_t)('0' + pair % 10);
+        v /= 100;
     }
 }
 
