@@ -280,7 +280,8 @@ static dcp_status op_frozenset(dcp__pmachine *m, dcp_error *err)
     if (!set) {
         return dcp__arena_fail(m->arena, err);
     }
-    status = dcp__plist_append(m, set, m->stack + mark.top, m->top - mark.top, err);
+    const dcp__pv *items = m->top > mark.top ? m->stack + mark.top : NULL; /* there may be no stack yet */
+    status = dcp__plist_append(m, set, items, m->top - mark.top, err);
     m->top = mark.top;
     if (status == DCP_OK) {
         status = push_node(m, set, err);
