@@ -108,7 +108,9 @@ bool stray_files_find(dcp_context *ctx, const char *dir, dcp_layout layout, cons
     }
     s.known = sort_names(known, n_known);
     dcp_status rc = search_dir(&s, "", 0);
-    qsort(out->files, out->n, sizeof *out->files, compare_files);
+    if (out->n) { /* without any there is no array, and qsort wants one */
+        qsort(out->files, out->n, sizeof *out->files, compare_files);
+    }
     free(s.known);
     dcp_storage_free(s.storage);
     return rc == DCP_OK;
