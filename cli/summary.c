@@ -50,28 +50,42 @@ static void add_uints(summary *s, const void *elems, size_t n)
     s->has_range |= n > 0;
 }
 
+static void count_special(summary *s, double value)
+{
+    if (isnan(value)) {
+        s->n_nans++;
+        return;
+    }
+    s->n_infs++;
+    s->min_real = fmin(s->min_real, value);
+    s->max_real = fmax(s->max_real, value);
+    s->has_range = true;
+}
+
 /* Also the two numbers of each pair. */
 static void add_reals(summary *s, const void *elems, size_t n)
 {
-    double values[2 * BLOCK], sum = 0;
+    double values[2 * BLOCK], sum = 0, min = INFINITY, max = -INFINITY;
+    uint64_t n_zeros = 0, n_finite = 0;
     element_reals(s->dtype, elems, n, values);
     n *= element_numbers(s->dtype);
     for (size_t i = 0; i < n; i++) {
-        if (isnan(values[i])) {
-            s->n_nans++;
+        double value = values[i];
+        if (!isfinite(value)) {
+            count_special(s, value);
             continue;
         }
-        s->min_real = values[i] < s->min_real ? values[i] : s->min_real;
-        s->max_real = values[i] > s->max_real ? values[i] : s->max_real;
-        s->n_zeros += values[i] == 0;
-        s->has_range = true;
-        if (isinf(values[i])) {
-            s->n_infs++;
-        } else {
-            sum += values[i];
-            s->n_summed++;
-        }
+        min = value < min ? value : min;
+        max = value > max ? value : max;
+        sum += value;
+        n_zeros += value == 0;
+        n_finite++;
     }
+    s->min_real = fmin(s->min_real, min);
+    s->max_real = fmax(s->max_real, max);
+    s->has_range |= n_finite > 0;
+    s->n_zeros += n_zeros;
+    s->n_summed += n_finite;
     s->sum += sum;
 }
 

@@ -9,6 +9,7 @@ if(DCP_BUILD_CLI)
 
     dcp_cli_part_test(cli_slice slice.c)
     dcp_cli_part_test(cli_element element.c json_writer.c escape.c memory.c output.c summary.c nested_json.c)
+    target_link_libraries(test_cli_element PRIVATE m)
     dcp_cli_part_test(cli_text escape.c json_writer.c memory.c output.c npy.c)
 endif()
 
