@@ -6,6 +6,8 @@
 #include "base/hash.h"
 #include "format/pickle_writer.h"
 
+#define PICKLE_BYTES 256 /* enough for up to 8 dimensions or so: one allocation */
+
 /* data.pkl says dtype and shape, and nothing else: it is the key as well as the content. */
 typedef struct slot {
     dcp__archive_layout *layout; /* NULL: free. Borrows the pickle. */
@@ -83,6 +85,7 @@ dcp_status dcp__record_cache_get(dcp__record_cache *c, dcp_dtype dtype, int ndim
 {
     c->pickle.len = 0;
     c->pickle.failed = false;
+    (void)dcp__buf_reserve(&c->pickle, PICKLE_BYTES); /* a failure shows below */
     dcp_status status = dcp__pickle_tensor(&c->pickle, dtype, ndim, extents, err);
     if (status != DCP_OK) {
         return status;
