@@ -80,8 +80,15 @@ static dcp_status prepare_entry(join *j, uint32_t entry, dcp_error *err)
     return DCP_OK;
 }
 
+/* A later entry of the same key replaces an earlier one, as in a dict. */
+static void set_storage(join *j, uint32_t *place, uint32_t storage)
+{
+    j->has_extra |= *place != DCP__NO_STORAGE;
+    *place = storage;
+}
+
 /* Gives the storage to all chunks of a tensor at that offset; false if there are none. */
-static bool place_by_search(const join *j, uint32_t entry, const int64_t *offset, uint32_t storage)
+static bool place_by_search(join *j, uint32_t entry, const int64_t *offset, uint32_t storage)
 {
     const dcp__entry *e = &j->b->md->entries[entry];
     dcp__chunk *chunks = j->b->md->chunks + e->first_chunk;
@@ -99,7 +106,7 @@ static bool place_by_search(const join *j, uint32_t entry, const int64_t *offset
         if (compare_offsets(c->offsets, offset, e->item.ndim) != 0) {
             break;
         }
-        c->storage = storage;
+        set_storage(j, &c->storage, storage);
         found = true;
     }
     return found;
@@ -116,7 +123,7 @@ static dcp_status place(join *j, const dcp__mindex *index, uint32_t storage, dcp
         return DCP_OK;
     }
     if (!is_tensor) {
-        e->storage = storage;
+        set_storage(j, &e->storage, storage);
         return DCP_OK;
     }
     dcp_status status = j->is_sorted[entry] ? DCP_OK : prepare_entry(j, entry, err);
@@ -129,7 +136,7 @@ static dcp_status place(join *j, const dcp__mindex *index, uint32_t storage, dcp
     if (j->is_sorted[entry] == 1 && hint < e->item.n_chunks) {
         dcp__chunk *c = &md->chunks[e->first_chunk + hint];
         if (c->offsets == offset || compare_offsets(c->offsets, offset, e->item.ndim) == 0) {
-            c->storage = storage;
+            set_storage(j, &c->storage, storage);
             return DCP_OK;
         }
     }
@@ -210,7 +217,6 @@ static dcp_status place_all(join *j, const dcp__pv *items, size_t n, uint64_t at
             j->b->must_repeat = true;
             return dcp__fail_at(err, DCP_INTERNAL, at, "metadata: a record is needed that was given up");
         }
-        /* A later entry of the same key replaces an earlier one, as in a dict. */
         dcp_status status = place(j, &j->b->indexes[key], (uint32_t)value, err);
         if (status != DCP_OK) {
             return status;
