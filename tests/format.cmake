@@ -1,6 +1,7 @@
 dcp_test(format archive_writer format PkgConfig::ZSTD)
 dcp_test(format hf format PkgConfig::CRYPTO)
 dcp_test(format metadata format)
+dcp_test(format metadata_golden format PkgConfig::JANSSON)
 dcp_test(format pickle format)
 dcp_test(format pickle_writer format PkgConfig::ZSTD)
 dcp_test(format metadata_writer format)
