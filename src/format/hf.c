@@ -454,12 +454,7 @@ static dcp_status allocate(builder *b, dcp_error *err)
         return dcp__fail(err, DCP_LIMIT, "%zu tensors in %zu files", tensors, b->n);
     }
     b->first_file = dcp__calloc(b->ctx, tensors, sizeof *b->first_file);
-    b->m->entries = dcp__calloc(b->ctx, tensors, sizeof *b->m->entries);
-    b->m->chunks = dcp__calloc(b->ctx, tensors, sizeof *b->m->chunks);
-    b->m->storages = dcp__calloc(b->ctx, tensors, sizeof *b->m->storages);
-    b->m->files = dcp__calloc(b->ctx, b->n, sizeof *b->m->files);
-    bool ok = b->first_file && b->m->entries && b->m->chunks && b->m->storages && b->m->files;
-    return ok ? DCP_OK : dcp__nomem(err);
+    return b->first_file ? dcp__metadata_reserve(b->m, tensors, tensors, tensors, b->n, 0, err) : dcp__nomem(err);
 }
 
 static dcp_status copy_file_names(builder *b, dcp_error *err)
@@ -496,15 +491,15 @@ static dcp_status describe_writer(builder *b, dcp_error *err)
     return DCP_OK;
 }
 
-static dcp_status build(builder *b, dcp_str index, dcp_error *err)
+static dcp_status check_directory(builder *b, dcp_str index, dcp_error *err)
 {
     dcp_status status = check_sequence(b, index.ptr != NULL, err);
-    if (status == DCP_OK && index.ptr) {
-        status = check_index(b, index, err);
-    }
-    if (status == DCP_OK) {
-        status = allocate(b, err);
-    }
+    return status == DCP_OK && index.ptr ? check_index(b, index, err) : status;
+}
+
+static dcp_status build(builder *b, dcp_error *err)
+{
+    dcp_status status = allocate(b, err);
     if (status == DCP_OK) {
         status = copy_file_names(b, err);
     }
@@ -520,8 +515,9 @@ static dcp_status build(builder *b, dcp_str index, dcp_error *err)
     return status == DCP_OK ? describe_writer(b, err) : status;
 }
 
-dcp_status dcp__hf_metadata(dcp_context *ctx, const dcp__hf_file *files, size_t n, dcp_str index, dcp__metadata **out,
-                            dcp_error *err)
+/* index NULL: one file on its own. */
+static dcp_status make(dcp_context *ctx, const dcp__hf_file *files, size_t n, const dcp_str *index, dcp__metadata **out,
+                       dcp_error *err)
 {
     builder b = {.ctx = ctx, .files = files, .n = n};
     dcp_status status = dcp__metadata_create(ctx, &b.m, err);
@@ -529,7 +525,8 @@ dcp_status dcp__hf_metadata(dcp_context *ctx, const dcp__hf_file *files, size_t 
         return status;
     }
     dcp__strmap_init(&b.file_index, ctx);
-    status = build(&b, index, err);
+    status = index ? check_directory(&b, *index, err) : DCP_OK;
+    status = status == DCP_OK ? build(&b, err) : status;
     dcp__strmap_reset(&b.file_index);
     dcp__free(ctx, b.first_file);
     if (status != DCP_OK) {
@@ -538,4 +535,15 @@ dcp_status dcp__hf_metadata(dcp_context *ctx, const dcp__hf_file *files, size_t 
     }
     *out = b.m;
     return DCP_OK;
+}
+
+dcp_status dcp__hf_metadata(dcp_context *ctx, const dcp__hf_file *files, size_t n, dcp_str index, dcp__metadata **out,
+                            dcp_error *err)
+{
+    return make(ctx, files, n, &index, out, err);
+}
+
+dcp_status dcp__safetensors_metadata(dcp_context *ctx, const dcp__hf_file *file, dcp__metadata **out, dcp_error *err)
+{
+    return make(ctx, file, 1, NULL, out, err);
 }

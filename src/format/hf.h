@@ -20,5 +20,7 @@ typedef struct dcp__hf_file {
  * index names, a missing shard or part, numbered), LIMIT, NOMEM. */
 dcp_status dcp__hf_metadata(dcp_context *ctx, const dcp__hf_file *files, size_t n, dcp_str index, dcp__metadata **out,
                             dcp_error *err);
+/* The same for one file on its own, whatever sequence its name may belong to. */
+dcp_status dcp__safetensors_metadata(dcp_context *ctx, const dcp__hf_file *file, dcp__metadata **out, dcp_error *err);
 
 #endif

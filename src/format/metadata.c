@@ -21,6 +21,22 @@ dcp_status dcp__metadata_create(dcp_context *ctx, dcp__metadata **out, dcp_error
     return DCP_OK;
 }
 
+dcp_status dcp__metadata_reserve(dcp__metadata *m, size_t entries, size_t chunks, size_t storages, size_t files,
+                                 size_t transforms, dcp_error *err)
+{
+    m->entries = dcp__calloc(m->ctx, entries, sizeof *m->entries);
+    m->chunks = dcp__calloc(m->ctx, chunks, sizeof *m->chunks);
+    m->storages = dcp__calloc(m->ctx, storages, sizeof *m->storages);
+    m->files = dcp__calloc(m->ctx, files, sizeof *m->files);
+    dcp_str *list = dcp__calloc(m->ctx, transforms + 1, sizeof *list);
+    if (list) {
+        list[0] = m->transforms[0];
+        dcp__free(m->ctx, m->transforms);
+        m->transforms = list;
+    }
+    return m->entries && m->chunks && m->storages && m->files && list ? DCP_OK : dcp__nomem(err);
+}
+
 void dcp__metadata_free(dcp__metadata *m)
 {
     if (!m) {

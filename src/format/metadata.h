@@ -31,9 +31,9 @@ typedef struct dcp__chunk {
 } dcp__chunk;
 
 typedef struct dcp__entry {
-    dcp_item item;        /* what the public sees; item.bytes of objects is filled in by the engine */
-    size_t first_chunk;   /* tensors: n_chunks from here */
-    uint32_t storage;     /* objects */
+    dcp_item item;      /* what the public sees; item.bytes of objects is filled in by the engine */
+    size_t first_chunk; /* tensors: n_chunks from here */
+    uint32_t storage;   /* objects */
     bool requires_grad, pin_memory;
     uint8_t memory_format;
 } dcp__entry;
@@ -42,11 +42,11 @@ typedef struct dcp__entry {
 typedef struct dcp__own_facts {
     bool present;
     dcp_str writer, save_id, checkpoint_id, generation;
-    int world, rank;              /* rank -1: none */
+    int world, rank; /* rank -1: none */
     bool has_structure;
     uint8_t structure[16];
-    const dcp__digest **records;  /* [file index]: digests in order of offset; NULL if the file has none */
-    size_t *n_records;            /* [file index] */
+    const dcp__digest **records; /* [file index]: digests in order of offset; NULL if the file has none */
+    size_t *n_records;           /* [file index] */
     const dcp__container *containers;
     size_t n_containers;
 } dcp__own_facts;
@@ -64,10 +64,10 @@ typedef struct dcp__metadata {
     size_t n_files;
     dcp_str *transforms; /* "stream.zstd/1", several joined by ","; [0] is "" */
     size_t n_transforms;
-    dcp__strmap by_fqn; /* fqn -> first entry of that name */
+    dcp__strmap by_fqn;                      /* fqn -> first entry of that name */
     dcp_str version, save_id, checkpoint_id; /* ptr NULL: absent */
     bool has_planner_data;
-    bool has_trailer;      /* ours, and its digest was right */
+    bool has_trailer; /* ours, and its digest was right */
     /* What the form tells about the writer: releases are major * 100 + minor, 0 unknown. */
     int release_from, release_to;
     dcp__own_facts own;
@@ -76,10 +76,12 @@ typedef struct dcp__metadata {
 /* Reads the pickle of `.metadata` or `__<rank>.metadata`, and our trailer. rank becomes item.rank's origin only in the engine.
  * `only`, if not NULL, keeps that FQN alone: what else is in the file is checked for form, but not built.
  * Errors: FORMAT (with offset), CHECKSUM (trailer), LIMIT, NOMEM, and what the source returns. */
-dcp_status dcp__metadata_read(dcp_context *ctx, const dcp__source *src, const dcp_str *only, dcp__metadata **out,
-                              dcp_error *err);
+dcp_status dcp__metadata_read(dcp_context *ctx, const dcp__source *src, const dcp_str *only, dcp__metadata **out, dcp_error *err);
 /* An empty one, for layouts that are put together from elsewhere. */
 dcp_status dcp__metadata_create(dcp_context *ctx, dcp__metadata **out, dcp_error *err);
+/* Room in the tables of an empty one; `transforms` without the first, "". Errors: NOMEM. */
+dcp_status dcp__metadata_reserve(dcp__metadata *m, size_t entries, size_t chunks, size_t storages, size_t files,
+                                 size_t transforms, dcp_error *err);
 void dcp__metadata_free(dcp__metadata *m);
 
 #endif

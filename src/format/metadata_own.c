@@ -195,10 +195,14 @@ static dcp_status take_containers(dcp__mbuild *b, dcp__own_facts *own, dcp__pv l
     }
     for (size_t i = 0; i < n; i++) {
         const dcp__pv *pair = dcp__pv_items(items[i], &n_pair);
-        if (n_pair != 2 || !dcp__pv_is_str(pair[1]) || dcp__pv_kind(pair[0]) != DCP__P_TUPLE) {
+        int64_t before;
+        if ((n_pair != 2 && n_pair != 3) || !dcp__pv_is_str(pair[1]) || dcp__pv_kind(pair[0]) != DCP__P_TUPLE) {
             return dcp__mrefuse(at, "a container of libdcp's list", items[i], err);
         }
-        made[i] = (dcp__container){.kind = dcp__pv_text(pair[1])};
+        made[i] = (dcp__container){.kind = dcp__pv_text(pair[1]), .before = SIZE_MAX};
+        if (n_pair == 3 && dcp__pv_int(pair[2], &before) && before >= 0) {
+            made[i].before = (size_t)before;
+        }
         dcp_status status = dcp__mpath(b, pair[0], at, &made[i].path, &made[i].path_len, err);
         if (status != DCP_OK) {
             return status;

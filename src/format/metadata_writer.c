@@ -436,6 +436,9 @@ static void put_containers(writer *w)
         op(w, OP_MARK);
         put_path(w, c->path, c->path_len);
         dcp__put_text(w->out, c->kind);
+        if (c->before <= INT64_MAX) {
+            dcp__emit_int(w->out, (int64_t)c->before);
+        }
         op(w, OP_APPENDS);
         after_element(w, i, own->n_containers, OP_APPENDS);
     }

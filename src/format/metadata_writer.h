@@ -6,9 +6,9 @@
 #include "format/metadata.h"
 
 typedef struct dcp__metadata_write_opts {
-    int target_release; /* oldest PyTorch to serve, major * 100 + minor: 203 and later get the newer class of TensorProperties, 204
-                           and later StorageMeta from own.save_id and own.checkpoint_id, or the metadata's. 0: the form that all
-                           releases read, and whatever dtypes and transforms there are. */
+    int target_release; /* oldest PyTorch to serve, major * 100 + minor: 203 and later get the newer class of TensorProperties,
+                           204 and later StorageMeta from own.save_id and own.checkpoint_id, or the metadata's. 0: the form that
+                           all releases read, and whatever dtypes and transforms there are. */
     bool with_own;      /* our own field (m->own, if present) and the trailer */
 } dcp__metadata_write_opts;
 

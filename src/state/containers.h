@@ -15,6 +15,7 @@ typedef struct dcp__container {
     const dcp_key *path;
     size_t path_len;
     dcp_str kind;
+    size_t before; /* leaves of the tree that come before it; SIZE_MAX: not known */
 } dcp__container;
 
 /* Those that dcp_flatten came across, outer ones first. Owned by flat. */

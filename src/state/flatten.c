@@ -193,7 +193,7 @@ static dcp_status add_container(flattener *f, const char *kind)
     if (f->path_len) {
         memcpy(path, f->path, f->path_len * sizeof *path);
     }
-    flat->containers[flat->n_containers++] = (dcp__container){path, f->path_len, dcp_str_of(kind)};
+    flat->containers[flat->n_containers++] = (dcp__container){path, f->path_len, dcp_str_of(kind), flat->n};
     return DCP_OK;
 }
 

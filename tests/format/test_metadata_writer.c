@@ -315,7 +315,7 @@ static void metadata_writer__own_facts_read_back(void **state)
     dcp__digest digests[3];
     const dcp__digest *records[2] = {NULL, digests};
     size_t n_records[2] = {0, 3};
-    dcp__container containers[2] = {{x.path, 1, {"ordered_dict", 12}}, {x.path, 2, {"dict", 4}}};
+    dcp__container containers[2] = {{x.path, 1, {"ordered_dict", 12}, 0}, {x.path, 2, {"dict", 4}, 3}};
     memset(digests, 0x5a, sizeof digests);
     x.m.own = (dcp__own_facts){.present = true,
                                .save_id = {"id-1", 4},
