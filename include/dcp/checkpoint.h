@@ -101,7 +101,7 @@ DCP_API dcp_status dcp_item_chunk(const dcp_checkpoint *ck, const dcp_item *item
 typedef struct dcp_checkpoint_info {
     size_t struct_size;
     dcp_layout layout;
-    int world;           /* ranks that wrote it, as far as the files tell; 0 if unknown */
+    int world;           /* ranks that wrote it, as far as the files tell; at least 1 */
     const char *writer;  /* "libdcp 0.1.0", or what the form of the files tells: "PyTorch 2.9 to 2.14" */
     const char *version; /* DCP format version, "1.0.0" */
     const char *save_id;

@@ -5,6 +5,8 @@
 #include "backend.h"
 #include "base.h"
 #include "checkpoint.h"
+#include "load.h"
+#include "save.h"
 #include "state.h"
 
 #endif

@@ -108,7 +108,7 @@ static int rank_in_name(const char *path)
 
 static int world_of(const dcp_checkpoint *ck)
 {
-    int world = ck->world;
+    int world = ck->world ? ck->world : 1;
     if (ck->meta->own.present && ck->meta->own.world > world) {
         world = ck->meta->own.world;
     }

@@ -327,14 +327,10 @@ static dcp_status allocate(join *j, dcp_error *err)
 {
     dcp_checkpoint *ck = j->ck;
     dcp__metadata *m = j->meta;
-    dcp__free(ck->ctx, m->transforms);
-    m->transforms = dcp__calloc(ck->ctx, TOTAL(ck, n_transforms) + 1, sizeof *m->transforms);
-    m->entries = dcp__calloc(ck->ctx, TOTAL(ck, n_entries), sizeof *m->entries);
-    m->chunks = dcp__calloc(ck->ctx, TOTAL(ck, n_chunks), sizeof *m->chunks);
-    m->storages = dcp__calloc(ck->ctx, TOTAL(ck, n_storages), sizeof *m->storages);
-    m->files = dcp__calloc(ck->ctx, TOTAL(ck, n_files), sizeof *m->files);
-    if (!m->entries || !m->chunks || !m->storages || !m->files || !m->transforms) {
-        return dcp__nomem(err);
+    dcp_status status = dcp__metadata_reserve(m, TOTAL(ck, n_entries), TOTAL(ck, n_chunks), TOTAL(ck, n_storages),
+                                              TOTAL(ck, n_files), TOTAL(ck, n_transforms), err);
+    if (status != DCP_OK) {
+        return status;
     }
     size_t group_bytes = TOTAL(ck, n_entries) * sizeof *j->groups;
     j->groups = dcp__arena_alloc(&m->arena, group_bytes);

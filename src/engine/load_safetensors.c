@@ -61,7 +61,9 @@ dcp_status dcp__load_safetensors(dcp_checkpoint *ck, const char **names, size_t 
         status = read_index(ck, &index, err);
     }
     if (status == DCP_OK) {
-        status = dcp__hf_metadata(ck->ctx, files, n, (dcp_str){has_index ? (char *)index.data : NULL, index.len}, &ck->meta, err);
+        dcp_str text = {has_index ? (char *)index.data : NULL, index.len};
+        status = ck->layout == DCP_LAYOUT_SAFETENSORS ? dcp__safetensors_metadata(ck->ctx, files, &ck->meta, err)
+                                                      : dcp__hf_metadata(ck->ctx, files, n, text, &ck->meta, err);
     }
 done:
     dcp__buf_reset(&index);

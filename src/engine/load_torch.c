@@ -26,21 +26,15 @@ static dcp_status open_archive(dcp_checkpoint *ck, const char *name, dcp_error *
 }
 
 /* One storage entry for each storage of the archive, so that tied tensors are seen to be tied. */
-static dcp_status add_storages(dcp_checkpoint *ck, dcp_error *err)
+static void add_storages(dcp_checkpoint *ck)
 {
     dcp__metadata *m = ck->meta;
     size_t n = ck->archive.object.n_storages;
-    m->storages = dcp__calloc(ck->ctx, n, sizeof *m->storages);
-    m->files = dcp__calloc(ck->ctx, 1, sizeof *m->files);
-    if (!m->storages || !m->files) {
-        return dcp__nomem(err);
-    }
     for (size_t i = 0; i < n; i++) {
         m->storages[i] =
             (dcp__storage){.offset = ck->archive.spans[i].offset, .length = ck->archive.spans[i].bytes, .form = DCP__FORM_RAW};
     }
     m->n_storages = n;
-    return DCP_OK;
 }
 
 static void fill_tensor(dcp__metadata *m, dcp__entry *e, const dcp_value *v, const int64_t *zeros)
@@ -60,19 +54,17 @@ static void fill_tensor(dcp__metadata *m, dcp__entry *e, const dcp_value *v, con
         (dcp__chunk){zeros, t->extents, lazy && lazy->storage >= 0 ? (uint32_t)lazy->storage : DCP__NO_STORAGE};
 }
 
-static dcp_status add_entries(dcp_checkpoint *ck, const dcp_leaf *leaves, size_t n, dcp_error *err)
+static dcp_status add_entries(dcp_checkpoint *ck, dcp_str name, const dcp_leaf *leaves, size_t n, dcp_error *err)
 {
     dcp__metadata *m = ck->meta;
+    dcp_status status = dcp__metadata_reserve(m, n, n, ck->archive.object.n_storages, 1, 0, err);
     int64_t *zeros = dcp__arena_alloc(&m->arena, DCP_MAX_NDIM * sizeof *zeros);
-    if (!zeros) {
-        return dcp__arena_fail(&m->arena, err);
-    }
-    m->entries = dcp__calloc(ck->ctx, n, sizeof *m->entries);
-    m->chunks = dcp__calloc(ck->ctx, n, sizeof *m->chunks);
     ck->values = dcp__calloc(ck->ctx, n, sizeof(dcp_value *));
-    if (!m->entries || !m->chunks || !ck->values) {
-        return dcp__nomem(err);
+    if (status != DCP_OK || !zeros || !ck->values) {
+        return status != DCP_OK ? status : dcp__nomem(err);
     }
+    add_storages(ck);
+    m->files[m->n_files++] = name;
     memset(zeros, 0, DCP_MAX_NDIM * sizeof *zeros);
     for (size_t i = 0; i < n; i++) {
         const dcp_leaf *leaf = &leaves[i];
@@ -89,7 +81,7 @@ static dcp_status add_entries(dcp_checkpoint *ck, const dcp_leaf *leaves, size_t
         if (dcp_value_kind(leaf->value) == DCP_KIND_TENSOR) {
             fill_tensor(m, e, leaf->value, zeros);
         }
-        dcp_status status = dcp__strmap_add(&m->by_fqn, leaf->fqn, i, NULL, err);
+        status = dcp__strmap_add(&m->by_fqn, leaf->fqn, i, NULL, err);
         if (status != DCP_OK) {
             return status;
         }
@@ -98,34 +90,29 @@ static dcp_status add_entries(dcp_checkpoint *ck, const dcp_leaf *leaves, size_t
 }
 
 /* Whatever is not a dict at the top is one item without a name. */
-static dcp_status add_root(dcp_checkpoint *ck, dcp_error *err)
+static dcp_status add_root(dcp_checkpoint *ck, dcp_str name, dcp_error *err)
 {
     dcp_value *root = ck->archive.object.value;
     dcp_kind kind = dcp_value_kind(root);
     if (kind != DCP_KIND_DICT && kind != DCP_KIND_ORDERED_DICT) {
         dcp_leaf leaf = {.fqn = {"", 0}, .value = root};
-        return add_entries(ck, &leaf, 1, err);
+        return add_entries(ck, name, &leaf, 1, err);
     }
     dcp_status status = dcp_flatten(ck->ctx, root, DCP_FLATTEN_2_4, &ck->flat, err);
     if (status != DCP_OK) {
         return status;
     }
-    return add_entries(ck, dcp_flat_leaf(ck->flat, 0), dcp_flat_count(ck->flat), err);
+    return add_entries(ck, name, dcp_flat_leaf(ck->flat, 0), dcp_flat_count(ck->flat), err);
 }
 
 dcp_status dcp__load_torch(dcp_checkpoint *ck, const char *name, dcp_error *err)
 {
     dcp_status status = open_archive(ck, name, err);
     status = status == DCP_OK ? dcp__metadata_create(ck->ctx, &ck->meta, err) : status;
-    status = status == DCP_OK ? add_storages(ck, err) : status;
     if (status != DCP_OK) {
         return status;
     }
     ck->world = 1;
-    ck->meta->files[0] = dcp__arena_str(&ck->meta->arena, dcp_str_of(name));
-    ck->meta->n_files = 1;
-    if (!ck->meta->files[0].ptr) {
-        return dcp__arena_fail(&ck->meta->arena, err);
-    }
-    return add_root(ck, err);
+    dcp_str file = dcp__arena_str(&ck->meta->arena, dcp_str_of(name));
+    return file.ptr ? add_root(ck, file, err) : dcp__arena_fail(&ck->meta->arena, err);
 }

@@ -17,8 +17,8 @@ static dcp_status check_box(const dcp_item *item, const dcp_box *box, dcp_error 
     for (int d = 0; d < item->ndim; d++) {
         int64_t offset = box->offsets[d], size = box->sizes[d];
         if (offset < 0 || size < 0 || offset > item->extents[d] || size > item->extents[d] - offset) {
-            return dcp__fail(err, DCP_ARG, "box [%lld, %lld) of dimension %d exceeds its extent %lld", (long long)offset,
-                             (long long)offset + (long long)size, d, (long long)item->extents[d]);
+            return dcp__fail(err, DCP_ARG, "%lld elements from %lld on exceed the extent of dimension %d, %lld", (long long)size,
+                             (long long)offset, d, (long long)item->extents[d]);
         }
     }
     return DCP_OK;

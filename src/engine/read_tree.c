@@ -12,6 +12,7 @@ typedef struct tree {
     dcp_leaf *leaves;
     dcp_read_request *requests;
     size_t n_leaves, n_requests;
+    size_t next_container; /* of our own facts */
 } tree;
 
 /* ("rank", "3", rest...) */
@@ -60,14 +61,17 @@ static dcp_status add_leaf(tree *t, const dcp_item *item, bool with_data, dcp_er
     return status;
 }
 
-/* Leaves for the dicts that had no element when they were saved. */
-static dcp_status add_empty_dicts(tree *t, dcp_error *err)
+/* Leaves for the dicts that had no element when they were saved and stood before leaf `n`. */
+static dcp_status add_empty_dicts(tree *t, size_t n, dcp_error *err)
 {
     const dcp__own_facts *own = &t->ck->meta->own;
     dcp_status status = DCP_OK;
-    for (size_t i = 0; i < own->n_containers && status == DCP_OK; i++) {
-        const dcp__container *c = &own->containers[i];
+    for (; t->next_container < own->n_containers && status == DCP_OK; t->next_container++) {
+        const dcp__container *c = &own->containers[t->next_container];
         dcp_leaf leaf = {.path = c->path, .path_len = c->path_len};
+        if (c->before > n) {
+            break; /* they are in order, but for files of others, whose dicts come at the end */
+        }
         if (c->path_len == 0 || c->kind.len != 4 || memcmp(c->kind.ptr, "dict", 4) != 0) {
             continue;
         }
@@ -94,9 +98,10 @@ static dcp_status build(tree *t, dcp_str below, bool with_data, dcp_value **out,
     dcp_status status = t->leaves && t->requests ? DCP_OK : dcp__nomem(err);
     for (size_t i = 0; i < n && status == DCP_OK; i++) {
         const dcp_item *item = &t->ck->meta->entries[i].item;
-        status = is_below(item, below) ? add_leaf(t, item, with_data, err) : DCP_OK;
+        status = below.ptr ? DCP_OK : add_empty_dicts(t, i, err);
+        status = status == DCP_OK && is_below(item, below) ? add_leaf(t, item, with_data, err) : status;
     }
-    status = status == DCP_OK && !below.ptr ? add_empty_dicts(t, err) : status;
+    status = status == DCP_OK && !below.ptr ? add_empty_dicts(t, SIZE_MAX, err) : status;
     status = status == DCP_OK ? dcp_read_many(t->ck, t->requests, t->n_requests, err) : status;
     if (status != DCP_OK) {
         return status;

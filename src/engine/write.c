@@ -53,18 +53,14 @@ typedef struct builder {
     dcp__metadata *m;
 } builder;
 
-static bool allocate(builder *b)
+static dcp_status allocate(builder *b, dcp_error *err)
 {
     dcp__metadata *m = b->m;
-    size_t n_items = b->plan->n, n_files = b->layout->n_files;
-    m->entries = dcp__arena_alloc(&m->arena, n_items * sizeof *m->entries);
-    m->chunks = dcp__arena_alloc(&m->arena, n_items * sizeof *m->chunks);
-    m->storages = dcp__arena_alloc(&m->arena, b->layout->n_records * sizeof *m->storages);
-    m->files = dcp__arena_alloc(&m->arena, n_files * sizeof *m->files);
-    m->transforms = dcp__arena_alloc(&m->arena, 2 * sizeof *m->transforms);
+    size_t n_files = b->layout->n_files;
+    dcp_status status = dcp__metadata_reserve(m, b->plan->n, b->plan->n, b->layout->n_records, n_files, 1, err);
     m->own.records = dcp__arena_alloc(&m->arena, n_files * sizeof *m->own.records);
     m->own.n_records = dcp__arena_alloc(&m->arena, n_files * sizeof *m->own.n_records);
-    return m->entries && m->chunks && m->storages && m->files && m->transforms && m->own.records && m->own.n_records;
+    return status != DCP_OK ? status : m->own.records && m->own.n_records ? DCP_OK : dcp__nomem(err);
 }
 
 static dcp_status add_files(builder *b, dcp_error *err)
@@ -72,7 +68,6 @@ static dcp_status add_files(builder *b, dcp_error *err)
     dcp__metadata *m = b->m;
     const char *transform = b->session->opts.transform;
     char name[64];
-    m->transforms[0] = (dcp_str){"", 0};
     m->transforms[1] = dcp_str_of(transform ? transform : "");
     m->n_transforms = transform ? 2 : 1;
     for (size_t i = 0; i < b->layout->n_files; i++) {
@@ -162,8 +157,9 @@ static dcp_status build_metadata(builder *b, dcp_error *err)
     if (status != DCP_OK) {
         return status;
     }
-    if (!allocate(b)) {
-        return dcp__nomem(err);
+    status = allocate(b, err);
+    if (status != DCP_OK) {
+        return status;
     }
     b->m->version = dcp_str_of("1.0.0");
     add_storages(b);

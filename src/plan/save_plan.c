@@ -173,7 +173,7 @@ dcp_status dcp__save_plan_hold(dcp_save_plan *p, dcp_value *v, dcp_error *err)
 
 dcp_status dcp_plan_save(dcp_context *ctx, dcp_value *state, dcp_save_plan **out, dcp_error *err)
 {
-    dcp_save_plan *p;
+    dcp_save_plan *p = NULL;
     if (!state || !out) {
         return dcp__fail(err, DCP_ARG, "save: no %s", state ? "place for the plan" : "state");
     }

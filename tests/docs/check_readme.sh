@@ -19,7 +19,7 @@ awk '/^    \$ dcptool / { on = 1 } on && !/^    / && !/^$/ { exit } on { sub(/^ 
 grep -q '^\$ dcptool ' "$work/shown"
 while IFS= read -r line; do
     echo "$line"
-    eval "${line#??}"
+    eval "${line#??}" </dev/null
     echo
-done < <(grep '^\$ ' "$work/shown") >"$work/real" 2>&1 </dev/null || true
+done < <(grep '^\$ ' "$work/shown") >"$work/real" 2>&1 || true
 diff <(grep -v '^$' "$work/shown") <(grep -v '^$' "$work/real")
