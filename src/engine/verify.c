@@ -45,13 +45,16 @@ static dcp_status defect_code(dcp_status code)
     }
 }
 
-dcp_status dcp__verify_note(dcp__verify *v, int64_t file, dcp_str fqn, uint64_t base, const dcp_error *err)
+dcp_status dcp__verify_note(dcp__verify *v, int64_t file, dcp_str fqn, uint64_t base, const dcp_error *fault, dcp_error *err)
 {
-    if (err->code == DCP_NOMEM || err->code == DCP_CANCELED) {
-        return err->code;
+    if (fault->code == DCP_NOMEM || fault->code == DCP_CANCELED) {
+        if (err) {
+            *err = *fault;
+        }
+        return fault->code;
     }
-    uint64_t offset = err->offset == DCP_NO_OFFSET ? base : base == DCP_NO_OFFSET ? err->offset : base + err->offset;
-    report(v, file, fqn, defect_code(err->code), offset, err->message);
+    uint64_t offset = fault->offset == DCP_NO_OFFSET ? base : base == DCP_NO_OFFSET ? fault->offset : base + fault->offset;
+    report(v, file, fqn, defect_code(fault->code), offset, fault->message);
     return DCP_OK;
 }
 

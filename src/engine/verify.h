@@ -38,9 +38,9 @@ typedef struct dcp__verify {
 /* Reports one defect. file < 0 and fqn.ptr NULL: none. */
 void dcp__verify_defect(dcp__verify *v, int64_t file, dcp_str fqn, dcp_status code, uint64_t offset, const char *fmt, ...)
     DCP_PRINTF(6, 7);
-/* Turns a failure into a defect and returns DCP_OK, unless it is none of the checkpoint's: NOMEM and CANCELED are returned.
- * `base` is added to the error's offset; an error without one gets `base`. */
-dcp_status dcp__verify_note(dcp__verify *v, int64_t file, dcp_str fqn, uint64_t base, const dcp_error *err);
+/* Turns a failure into a defect and returns DCP_OK, unless it is none of the checkpoint's: NOMEM and CANCELED are passed on in
+ * err. `base` is added to the failure's offset; one without gets `base`. */
+dcp_status dcp__verify_note(dcp__verify *v, int64_t file, dcp_str fqn, uint64_t base, const dcp_error *fault, dcp_error *err);
 /* Counts bytes that were read; CANCELED if the caller wants no more. */
 dcp_status dcp__verify_advance(dcp__verify *v, uint64_t bytes, dcp_error *err);
 /* Name of the first item that reads a record; ptr NULL if none does. */

@@ -17,16 +17,16 @@ static size_t end_of_range(const dcp__verify *v, size_t i, size_t end)
     return next;
 }
 
-static dcp_status fail_file(dcp__verify *v, uint32_t file, const dcp_error *err)
+static dcp_status fail_file(dcp__verify *v, uint32_t file, const dcp_error *fault, dcp_error *err)
 {
     size_t first = v->ranges->first[file], end = v->ranges->first[file + 1];
     dcp__verify_record r = {.first = first, .end = end};
-    if (err->code == DCP_NOT_FOUND) {
+    if (fault->code == DCP_NOT_FOUND) {
         dcp__verify_defect(v, file, dcp__verify_fqn(v, &r), DCP_NOT_FOUND, DCP_NO_OFFSET, "the file with %zu records is missing",
                            end - first);
         return DCP_OK;
     }
-    return dcp__verify_note(v, file, dcp__verify_fqn(v, &r), DCP_NO_OFFSET, err);
+    return dcp__verify_note(v, file, dcp__verify_fqn(v, &r), DCP_NO_OFFSET, fault, err);
 }
 
 /* Digests count as given only if there is one for each range. */
@@ -123,11 +123,7 @@ static dcp_status check_file(dcp__verify *v, uint32_t file, dcp_error *err)
     uint64_t bytes;
     dcp_error fault = DCP_ERROR_INIT;
     if (dcp__file_acquire(v->ck, file, &f, &bytes, &fault) != DCP_OK) {
-        dcp_status status = fail_file(v, file, &fault);
-        if (status != DCP_OK && err) {
-            *err = fault;
-        }
-        return status;
+        return fail_file(v, file, &fault, err);
     }
     dcp_status status = check_ranges(v, file, bytes, err);
     dcp__file_release(v->ck, file);

@@ -95,7 +95,6 @@ static void report_gap(const tiling_set *t, const dcp__tiling *f)
  * out is not reported. */
 static dcp_status check_tiling(tiling_set *t, dcp_error *err)
 {
-    bool has_overlap = false;
     for (int i = 0; i < MAX_FAULTS; i++) {
         dcp__tiling f = {0};
         dcp_status status = dcp__check_tiling(t->v->ck->ctx, t->e->item.ndim, t->e->item.extents, t->boxes, t->n, &f, err);
@@ -103,12 +102,11 @@ static dcp_status check_tiling(tiling_set *t, dcp_error *err)
             return status;
         }
         if (f.fault == DCP__TILING_GAP) {
-            if (!has_overlap) {
+            if (i == 0) {
                 report_gap(t, &f);
             }
             return DCP_OK;
         }
-        has_overlap |= f.fault == DCP__TILING_OVERLAP;
         if (f.fault == DCP__TILING_OVERLAP) {
             report_overlap(t, &f);
         } else {
