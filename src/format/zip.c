@@ -259,21 +259,10 @@ static dcp_status add_name(dcp__zip *z, name_list *names, const char *name, size
     return DCP_OK;
 }
 
-static dcp_status read_entry(dcp__zip *z, walker *w, name_list *names, dcp__zip_member *m, dcp_error *err)
+/* What the entry at e says; its name and extra field follow it in memory. */
+static dcp_status parse_entry(const dcp__zip *z, const uint8_t *e, uint64_t at, dcp__zip_member *m, dcp_error *err)
 {
-    const uint8_t *e;
-    dcp_status st = peek(w, ENTRY_BYTES, &e, err);
-    if (st) {
-        return st;
-    }
-    if (dcp__load32(e) != ENTRY_SIG) {
-        return dcp__fail_at(err, DCP_FORMAT, w->pos, "no zip directory entry here");
-    }
     size_t name_len = dcp__load16(e + 28), extra_len = dcp__load16(e + 30);
-    st = peek(w, ENTRY_BYTES + name_len + extra_len, &e, err);
-    if (st) {
-        return st;
-    }
     *m = (dcp__zip_member){
         .name = {(const char *)e + ENTRY_BYTES, name_len},
         .header = dcp__load32(e + 42),
@@ -284,17 +273,31 @@ static dcp_status read_entry(dcp__zip *z, walker *w, name_list *names, dcp__zip_
         .method = dcp__load16(e + 10),
     };
     if (!apply_zip64(m, e + ENTRY_BYTES + name_len, extra_len)) {
-        return dcp__fail_at(err, DCP_FORMAT, w->pos, "zip member %s: no zip64 sizes", dcp__print(m->name).text);
+        return dcp__fail_at(err, DCP_FORMAT, at, "zip member %s: no zip64 sizes", dcp__print(m->name).text);
     }
-    st = check_entry(z, m, e, w->pos, err);
-    st = st ? st : add_name(z, names, m->name.ptr, name_len, w->pos, err);
-    w->pos += ENTRY_BYTES + name_len + extra_len;
-    size_t comment_len = dcp__load16(e + 32);
-    if (!st && comment_len > w->end - w->pos) {
+    return check_entry(z, m, e, at, err);
+}
+
+/* Reads the entry at w->pos and steps over it. */
+static dcp_status read_entry(dcp__zip *z, walker *w, name_list *names, dcp__zip_member *m, dcp_error *err)
+{
+    const uint8_t *e;
+    dcp_status st = peek(w, ENTRY_BYTES, &e, err);
+    if (st) {
+        return st;
+    }
+    if (dcp__load32(e) != ENTRY_SIG) {
+        return dcp__fail_at(err, DCP_FORMAT, w->pos, "no zip directory entry here");
+    }
+    size_t len = ENTRY_BYTES + (size_t)dcp__load16(e + 28) + dcp__load16(e + 30), comment_len = dcp__load16(e + 32);
+    st = peek(w, len, &e, err);
+    st = st ? st : parse_entry(z, e, w->pos, m, err);
+    st = st ? st : add_name(z, names, m->name.ptr, m->name.len, w->pos, err);
+    if (!st && comment_len > w->end - w->pos - len) {
         st = dcp__fail_at(err, DCP_FORMAT, w->pos, "zip directory entry exceeds the directory's end at %llu",
                           (unsigned long long)w->end);
     }
-    w->pos += comment_len;
+    w->pos += len + comment_len;
     return st;
 }
 
@@ -519,71 +522,94 @@ static void zlib_free(void *ctx, void *ptr)
     dcp__free(ctx, ptr);
 }
 
-/* Gives the decoder the next piece of the member's stored bytes. */
-static dcp_status feed(z_stream *zs, const dcp__source *src, const dcp__zip_member *m, uint64_t *fed, uint8_t *in, size_t cap,
-                       dcp_error *err)
+/* A member on its way through the decoder. */
+typedef struct unpacking {
+    dcp_context *ctx;
+    const dcp__source *src;
+    const dcp__zip_member *m;
+    z_stream zs;
+    uint64_t fed; /* stored bytes given to the decoder so far */
+    uint8_t *buf; /* what came out */
+    size_t len, cap;
+    uint8_t in[8192];
+} unpacking;
+
+static dcp_status feed(unpacking *u, dcp_error *err)
 {
-    if (zs->avail_in || *fed == m->bytes) {
+    uint64_t left = u->m->bytes - u->fed;
+    if (u->zs.avail_in || !left) {
         return DCP_OK;
     }
-    size_t n = m->bytes - *fed < cap ? (size_t)(m->bytes - *fed) : cap;
-    dcp_status st = dcp__source_read(src, m->data + *fed, in, n, err);
+    size_t n = left < sizeof u->in ? (size_t)left : sizeof u->in;
+    dcp_status st = dcp__source_read(u->src, u->m->data + u->fed, u->in, n, err);
     if (!st) {
-        zs->next_in = in;
-        zs->avail_in = (unsigned)n;
-        *fed += n;
+        u->zs.next_in = u->in;
+        u->zs.avail_in = (unsigned)n;
+        u->fed += n;
     }
     return st;
 }
 
-/* The buffer grows with what comes out, whatever the directory claims. */
-static dcp_status inflate_into(dcp_context *ctx, const dcp__source *src, const dcp__zip_member *m, z_stream *zs, uint8_t **buf,
-                               dcp_error *err)
+/* The buffer grows with what comes out, whatever the directory claims. One byte is left for the final NUL. */
+static dcp_status make_room(unpacking *u, dcp_error *err)
 {
-    uint8_t in[8192];
-    uint64_t fed = 0;
-    size_t cap = 0, len = 0;
+    void *buf = u->buf;
+    bool grown = u->cap - u->len >= 2 || dcp__grow(u->ctx, &buf, &u->cap, u->len + 1024, 1);
+    u->buf = buf;
+    if (!grown) {
+        return dcp__nomem(err);
+    }
+    uint64_t room = u->m->full_bytes - u->len, space = u->cap - u->len - 1;
+    space = space < room ? space : room;
+    u->zs.next_out = u->buf + u->len;
+    u->zs.avail_out = space < UINT32_MAX ? (unsigned)space : UINT32_MAX;
+    return DCP_OK;
+}
+
+static dcp_status unpack(unpacking *u, dcp_error *err)
+{
     for (int rc = Z_OK; rc != Z_STREAM_END;) {
-        dcp_status st = feed(zs, src, m, &fed, in, sizeof in, err);
-        void *grown = *buf;
-        if (!st && cap - len < 2 && !dcp__grow(ctx, &grown, &cap, len + 1024, 1)) {
-            st = dcp__nomem(err);
-        }
-        *buf = grown;
+        dcp_status st = feed(u, err);
+        st = st ? st : make_room(u, err);
         if (st) {
             return st;
         }
-        uint64_t room = m->full_bytes - len, space = cap - len - 1;
-        space = space > 1u << 30 ? 1u << 30 : space;
-        zs->next_out = *buf + len;
-        zs->avail_out = (unsigned)(room < space ? room : space);
-        unsigned avail_in = zs->avail_in, avail_out = zs->avail_out;
-        rc = inflate(zs, Z_NO_FLUSH);
-        len += avail_out - zs->avail_out;
+        unsigned avail_in = u->zs.avail_in, avail_out = u->zs.avail_out;
+        rc = inflate(&u->zs, Z_NO_FLUSH);
+        u->len += avail_out - u->zs.avail_out;
+        bool is_stuck = avail_in == u->zs.avail_in && avail_out == u->zs.avail_out && rc != Z_STREAM_END;
         if (rc == Z_MEM_ERROR) {
             return dcp__nomem(err);
         }
-        bool stuck = avail_in == zs->avail_in && avail_out == zs->avail_out;
-        if ((rc != Z_OK && rc != Z_STREAM_END && rc != Z_BUF_ERROR) || (rc != Z_STREAM_END && stuck)) {
-            return dcp__fail_at(err, DCP_FORMAT, m->data, "zip member: deflated data is corrupt or longer than %llu bytes",
-                                (unsigned long long)m->full_bytes);
+        if (is_stuck || (rc != Z_OK && rc != Z_STREAM_END && rc != Z_BUF_ERROR)) {
+            return dcp__fail_at(err, DCP_FORMAT, u->m->data, "zip member: deflated data is corrupt or longer than %llu bytes",
+                                (unsigned long long)u->m->full_bytes);
         }
     }
-    if (len != m->full_bytes) {
-        return dcp__fail_at(err, DCP_FORMAT, m->data, "zip member: deflated data gives %zu of %llu bytes", len,
-                            (unsigned long long)m->full_bytes);
+    if (u->len != u->m->full_bytes) {
+        return dcp__fail_at(err, DCP_FORMAT, u->m->data, "zip member: deflated data gives %zu of %llu bytes", u->len,
+                            (unsigned long long)u->m->full_bytes);
     }
     return DCP_OK;
 }
 
+/* *buf may be set on failure, too. */
 static dcp_status read_deflated(dcp_context *ctx, const dcp__source *src, const dcp__zip_member *m, uint8_t **buf, dcp_error *err)
 {
-    z_stream zs = {.zalloc = zlib_alloc, .zfree = zlib_free, .opaque = ctx};
-    if (inflateInit2(&zs, -MAX_WBITS) != Z_OK) {
+    unpacking u;
+    u.ctx = ctx;
+    u.src = src;
+    u.m = m;
+    u.zs = (z_stream){.zalloc = zlib_alloc, .zfree = zlib_free, .opaque = ctx};
+    u.fed = 0;
+    u.buf = NULL;
+    u.len = u.cap = 0;
+    if (inflateInit2(&u.zs, -MAX_WBITS) != Z_OK) {
         return dcp__nomem(err);
     }
-    dcp_status st = inflate_into(ctx, src, m, &zs, buf, err);
-    inflateEnd(&zs);
+    dcp_status st = unpack(&u, err);
+    inflateEnd(&u.zs);
+    *buf = u.buf;
     return st;
 }
 

@@ -44,8 +44,6 @@ for cls in (Thing, Color, Loud):
     setattr(user, cls.__name__, cls)
 sys.modules["user_code"] = user
 
-OPAQUE = object()
-
 
 def text(v):
     """repr as the C library prints it."""
