@@ -206,8 +206,13 @@ static void info__names_missing_and_foreign_files(void **state)
 static void info__every_layout_is_described(void **state)
 {
     (void)state;
-    static const char *const paths[] = {"2.13.0/sharded/ckpt",    "2.13.0/rank_local/ckpt",    "2.13.0/hf/ckpt",
-                                        "2.13.0/hf_sharded/ckpt", "2.13.0/torch_save/file.pt", "2.1.2/empty/ckpt"};
+    static const char *const paths[] = {"2.13.0/sharded/ckpt",
+                                        "2.13.0/rank_local/ckpt",
+                                        "2.13.0/hf/ckpt",
+                                        "2.13.0/hf_sharded/ckpt",
+                                        "2.13.0/torch_save/file.pt",
+                                        "2.1.2/empty/ckpt",
+                                        "2.13.0/hf/ckpt/model-00001-of-00002.safetensors"};
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
         tool_run r = tool("info " GOLDEN "%s", paths[i]);
         assert_int_equal(r.status, 0);
