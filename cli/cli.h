@@ -30,6 +30,7 @@ typedef struct options {
     int threads;           /* 0: the library's choice */
     uint64_t memory_bytes; /* 0: the library's choice */
     const char *path;      /* first argument: checkpoint or directory */
+    const char *only;      /* the one item that the command is about; NULL: all */
     dcp_context *ctx;
 } options;
 

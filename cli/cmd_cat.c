@@ -368,6 +368,19 @@ static int cat(dcp_checkpoint *ck, const cat_args *args)
     return cat_tensor(args, &sel) ? EXIT_GOOD : EXIT_PROBLEM;
 }
 
+/* Opens the checkpoint for the one item; if it is not there, for all of them, so that the message can tell what is. */
+static dcp_checkpoint *open_item(cat_args *args)
+{
+    args->opts.only = args->fqn;
+    dcp_checkpoint *ck = options_open(&args->opts);
+    if (ck && dcp_checkpoint_count(ck) == 0) {
+        options_close(&args->opts, ck);
+        args->opts.only = NULL;
+        ck = options_open(&args->opts);
+    }
+    return ck;
+}
+
 int cmd_cat(int argc, char **argv)
 {
     const struct argp_child children[] = {{&options_argp, 0, NULL, 0}, {0}};
@@ -375,7 +388,7 @@ int cmd_cat(int argc, char **argv)
     cat_args args = {.opts.check_crc = true, .rank = -1};
     char **safe_argv = protect_negative_slice(&argc, argv);
     options_parse(&argp, argc, safe_argv, &args);
-    dcp_checkpoint *ck = options_open(&args.opts);
+    dcp_checkpoint *ck = open_item(&args);
     int status = ck ? cat(ck, &args) : EXIT_PROBLEM;
     if (ck) {
         options_close(&args.opts, ck);

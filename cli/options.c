@@ -124,6 +124,7 @@ dcp_checkpoint *options_try_open(options *opts, dcp_error *err)
     dcp_checkpoint *ck = NULL;
     open_opts.allow_outside = opts->allow_outside;
     open_opts.check_crc = opts->check_crc;
+    open_opts.only = dcp_str_of(opts->only);
     if (create_context(opts, err) == DCP_OK) {
         (void)dcp_checkpoint_open(opts->ctx, opts->path, &open_opts, &ck, err);
     }

@@ -45,10 +45,12 @@ typedef struct dcp_open_opts {
     int rank;             /* rank-local checkpoints: see this rank's metadata alone; -1: join all ranks */
     bool allow_outside;   /* follow "..", absolute names and links that lead out of the directory, as PyTorch does */
     bool check_crc;       /* check the CRC-32 of every record that is read whole */
+    dcp_str only;         /* the one item that is wanted: others may be missing, which saves time and memory where there are very
+                             many; ptr NULL: all */
 } dcp_open_opts;
 
 /* clang-format off */
-#define DCP_OPEN_OPTS_INIT {sizeof(dcp_open_opts), NULL, -1, false, false}
+#define DCP_OPEN_OPTS_INIT {sizeof(dcp_open_opts), NULL, -1, false, false, {NULL, 0}}
 /* clang-format on */
 
 /* Opens a checkpoint and reads its metadata, no payload. path is a directory or a file. opts may be NULL.

@@ -104,8 +104,8 @@ typedef struct dcp_write_item {
     dcp_tensor tensor;             /* its elements; data NULL: they come from pull */
     dcp_pull_fn pull;
     void *pull_user;
-    uint64_t pull_index;           /* for pull to know the item by */
-    uint64_t tie;                  /* with pull: items of equal tie, dtype and shape are one record; 0: none */
+    uint64_t pull_index;     /* for pull to know the item by */
+    uint64_t tie;            /* with pull: items of equal tie, dtype and shape are one record; 0: none */
     const dcp_value *object; /* objects */
     uint64_t bytes;          /* elements times size; 0 for objects, whose size is known when they are written */
 } dcp_write_item;

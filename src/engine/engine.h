@@ -60,8 +60,9 @@ struct dcp_checkpoint {
 };
 
 /* ---- open.c and one file for each kind of layout: fill ck->meta ---- */
-dcp_status dcp__load_dcp(dcp_checkpoint *ck, dcp_error *err);
-dcp_status dcp__read_metadata_file(dcp_checkpoint *ck, const char *name, dcp__metadata **out, dcp_error *err);
+/* only NULL: all items. */
+dcp_status dcp__read_metadata_file(dcp_checkpoint *ck, const char *name, const dcp_str *only, dcp__metadata **out,
+                                   dcp_error *err);
 dcp_status dcp__load_rank_local(dcp_checkpoint *ck, const int *ranks, size_t n, int only_rank, dcp_error *err);
 dcp_status dcp__load_safetensors(dcp_checkpoint *ck, const char **names, size_t n, bool has_index, dcp_error *err);
 dcp_status dcp__load_torch(dcp_checkpoint *ck, const char *name, dcp_error *err);

@@ -39,7 +39,7 @@ static dcp_status read_part(dcp_checkpoint *ck, int rank, dcp_error *err)
 {
     char name[32];
     snprintf(name, sizeof name, "__%d.metadata", rank);
-    dcp_status status = dcp__read_metadata_file(ck, name, &ck->parts[ck->n_parts], err);
+    dcp_status status = dcp__read_metadata_file(ck, name, NULL, &ck->parts[ck->n_parts], err);
     ck->n_parts += status == DCP_OK;
     return status;
 }
@@ -374,7 +374,7 @@ static dcp_status load_one_rank(dcp_checkpoint *ck, const int *ranks, size_t n, 
     for (size_t i = 0; i < n; i++) {
         if (ranks[i] == rank) {
             snprintf(name, sizeof name, "__%d.metadata", rank);
-            return dcp__read_metadata_file(ck, name, &ck->meta, err);
+            return dcp__read_metadata_file(ck, name, NULL, &ck->meta, err);
         }
     }
     return dcp__fail(err, DCP_NOT_FOUND, "there is no __%d.metadata, only those of %zu other ranks", rank, n);

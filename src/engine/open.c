@@ -136,6 +136,40 @@ static dcp_status explain(const listing *l, dcp_error *err)
     return dcp__fail(err, DCP_NOT_FOUND, "no checkpoint: none of the %zu entries is one of its files", l->n_entries);
 }
 
+/* ---- a DCP directory ---- */
+
+dcp_status dcp__read_metadata_file(dcp_checkpoint *ck, const char *name, const dcp_str *only, dcp__metadata **out, dcp_error *err)
+{
+    char *full;
+    dcp_file *f;
+    uint64_t bytes;
+    dcp_status status = dcp__file_name(ck, dcp_str_of(name), &full, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    status = dcp__open_file(ck, full, &f, &bytes, err);
+    dcp__free(ck->ctx, full);
+    if (status != DCP_OK) {
+        return status;
+    }
+    dcp__source src = dcp__source_file(f, 0, bytes);
+    status = dcp__metadata_read(ck->ctx, &src, only, out, err);
+    f->storage->ops->close(f, NULL);
+    if (status != DCP_OK) {
+        return dcp__prefix(err, status, "%s: ", name);
+    }
+    ck->metadata_bytes += bytes;
+    return DCP_OK;
+}
+
+static dcp_status load_dcp(dcp_checkpoint *ck, const dcp_str *only, dcp_error *err)
+{
+    ck->layout = DCP_LAYOUT_DCP;
+    return dcp__read_metadata_file(ck, metadata_name, only->ptr ? only : NULL, &ck->meta, err);
+}
+
+/* ---- any directory ---- */
+
 static int compare_ints(const void *a, const void *b)
 {
     int x = *(const int *)a, y = *(const int *)b;
@@ -147,7 +181,7 @@ static int compare_names(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-static dcp_status load_directory(dcp_checkpoint *ck, int only_rank, dcp_error *err)
+static dcp_status load_directory(dcp_checkpoint *ck, const dcp_open_opts *o, dcp_error *err)
 {
     listing l = {.ctx = ck->ctx};
     dcp_status status = ck->storage->ops->list(ck->storage, ck->dir, see_entry, &l, err);
@@ -157,16 +191,14 @@ static dcp_status load_directory(dcp_checkpoint *ck, int only_rank, dcp_error *e
     if (status != DCP_OK) {
         goto done;
     }
-    if (l.has_metadata && only_rank < 0) {
-        ck->layout = DCP_LAYOUT_DCP;
-        status = dcp__load_dcp(ck, err);
+    if (l.has_metadata && o->rank < 0) {
+        status = load_dcp(ck, &o->only, err);
     } else if (l.n_ranks) {
         ck->layout = DCP_LAYOUT_RANK_LOCAL;
         qsort(l.ranks, l.n_ranks, sizeof *l.ranks, compare_ints);
-        status = dcp__load_rank_local(ck, l.ranks, l.n_ranks, only_rank, err);
+        status = dcp__load_rank_local(ck, l.ranks, l.n_ranks, o->rank, err);
     } else if (l.has_metadata) {
-        ck->layout = DCP_LAYOUT_DCP; /* one rank was asked for, and all ranks have this one file */
-        status = dcp__load_dcp(ck, err);
+        status = load_dcp(ck, &o->only, err); /* one rank was asked for, and all ranks have this one file */
     } else if (l.n_tensors) {
         ck->layout = DCP_LAYOUT_HF;
         qsort(l.tensors, l.n_tensors, sizeof *l.tensors, compare_names);
@@ -307,7 +339,7 @@ static dcp_status open_into(dcp_checkpoint *ck, const char *path, const dcp_open
     }
     dcp_status status = attach(ck, o->storage, path, &is_dir, &name, err);
     if (status == DCP_OK) {
-        status = is_dir ? load_directory(ck, o->rank, err) : load_file(ck, name, err);
+        status = is_dir ? load_directory(ck, o, err) : load_file(ck, name, err);
     }
     if (status == DCP_OK) {
         set_object_bytes(ck->meta);
@@ -391,35 +423,4 @@ void dcp_checkpoint_close(dcp_checkpoint *ck)
     dcp__free(ctx, ck->path);
     pthread_mutex_destroy(&ck->lock);
     dcp__free(ctx, ck);
-}
-
-/* ---- a DCP directory ---- */
-
-dcp_status dcp__read_metadata_file(dcp_checkpoint *ck, const char *name, dcp__metadata **out, dcp_error *err)
-{
-    char *full;
-    dcp_file *f;
-    uint64_t bytes;
-    dcp_status status = dcp__file_name(ck, dcp_str_of(name), &full, err);
-    if (status != DCP_OK) {
-        return status;
-    }
-    status = dcp__open_file(ck, full, &f, &bytes, err);
-    dcp__free(ck->ctx, full);
-    if (status != DCP_OK) {
-        return status;
-    }
-    dcp__source src = dcp__source_file(f, 0, bytes);
-    status = dcp__metadata_read(ck->ctx, &src, NULL, out, err);
-    f->storage->ops->close(f, NULL);
-    if (status != DCP_OK) {
-        return dcp__prefix(err, status, "%s: ", name);
-    }
-    ck->metadata_bytes += bytes;
-    return DCP_OK;
-}
-
-dcp_status dcp__load_dcp(dcp_checkpoint *ck, dcp_error *err)
-{
-    return dcp__read_metadata_file(ck, metadata_name, &ck->meta, err);
 }
