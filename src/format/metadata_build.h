@@ -17,8 +17,7 @@ typedef enum dcp__mrow {
     DCP__MROW_PROPERTIES,
     DCP__MROW_LAYOUT,        /* torch.strided */
     DCP__MROW_MEMORY_FORMAT, /* its value */
-    DCP__MROW_UNWANTED_NAME, /* a string that is not the one FQN that is wanted */
-    DCP__MROW_GIVEN_UP       /* a shape of something that is not wanted */
+    DCP__MROW_GIVEN_UP       /* the offset of an index that is not wanted */
 } dcp__mrow;
 
 /* Number of a row that was not made, since what it belongs to does not seem to be wanted. */
@@ -53,6 +52,8 @@ typedef struct dcp__mstrings {
     dcp__strmap map;
 } dcp__mstrings;
 
+#define DCP__MUNWANTED 2048
+
 typedef struct dcp__mbuild {
     dcp_context *ctx;
     const dcp_str *only;
@@ -64,6 +65,8 @@ typedef struct dcp__mbuild {
     size_t chunks_cap, storages_cap, transforms_cap;
     /* Chunks of tensors that are not wanted are dropped again. Numbers of chunk rows count on: those below the floor are void. */
     uint64_t n_dropped, chunk_floor;
+    /* Names of unwanted indexes, by hash, so that one node serves for all that are equal. */
+    dcp__pv unwanted[DCP__MUNWANTED];
     dcp__mtensor *tensors;
     size_t n_tensors, tensors_cap;
     dcp__mindex *indexes;
@@ -91,8 +94,7 @@ static inline dcp__mrow dcp__mrow_of(dcp__pv v, uint64_t *number)
     return (dcp__mrow)(dcp__pv_client(v) & 15);
 }
 
-/* The hooks; user is the dcp__mbuild. */
-extern const dcp__pickle_hooks dcp__mhooks;
+dcp__pickle_hooks dcp__mhooks(dcp__mbuild *b);
 
 /* Forgets all rows. */
 void dcp__mbuild_reset(dcp__mbuild *b);

@@ -396,8 +396,7 @@ static dcp_status read_top(dcp__mbuild *b, const dcp__pickle *p, dcp_error *err)
 static dcp_status read_once(dcp__mbuild *b, const dcp__source *src, dcp_error *err)
 {
     dcp__pickle pickle;
-    dcp__pickle_hooks hooks = dcp__mhooks;
-    hooks.user = b;
+    dcp__pickle_hooks hooks = dcp__mhooks(b);
     dcp_status status = dcp__pickle_read(b->ctx, src, 0, &hooks, &pickle, err);
     if (status != DCP_OK) {
         return status;

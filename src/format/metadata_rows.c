@@ -279,18 +279,8 @@ static dcp_status take_chunks(dcp__mbuild *b, dcp__pmachine *m, dcp__pv list, dc
 }
 
 /* Takes the newest rows, those of a tensor that is not wanted, off the table again. */
-static void drop_chunks(dcp__mbuild *b, dcp__pmachine *m, const dcp__mtensor *t)
+static void drop_chunks(dcp__mbuild *b, const dcp__mtensor *t)
 {
-    dcp__chunk *rows = b->md->chunks;
-    const dcp__pv given_up = dcp__mrow_make(DCP__MROW_GIVEN_UP, 0);
-    for (size_t i = t->first_chunk; i < t->first_chunk + t->n_chunks; i++) {
-        dcp__pmachine_replace(m, pv_of(shape_of(rows[i].offsets)), given_up);
-    }
-    for (size_t i = t->first_chunk + t->n_chunks; i-- > t->first_chunk;) {
-        if (i == 0 || rows[i].sizes != rows[i - 1].sizes) { /* neighbours use one node */
-            dcp__pmachine_replace(m, pv_of(shape_of(rows[i].sizes)), given_up);
-        }
-    }
     b->md->n_chunks -= t->n_chunks;
     b->n_dropped += t->n_chunks;
     b->chunk_floor = b->n_dropped + b->md->n_chunks;
@@ -339,17 +329,24 @@ static dcp_status build_tensor(dcp__mbuild *b, dcp__pmachine *m, dcp__pv *fields
     b->has_strides |= t.props.has_strides;
     dcp__pmachine_recycle(m, chunks);
     if (seems_unwanted(b, m) && t.first_chunk + t.n_chunks == b->md->n_chunks) {
-        drop_chunks(b, m, &t);
+        drop_chunks(b, &t);
         *row = dcp__mrow_make(DCP__MROW_TENSOR, DCP__MROW_UNWANTED);
         return DCP_OK;
     }
     return add_tensor(b, &t, row, err);
 }
 
-/* An index of an item that is not wanted: its name and offset need not be kept. */
-static void drop_index(dcp__pmachine *m, dcp__pv fqn, dcp__pv offset)
+/* An index of an item that is not wanted needs no name or offset of its own. */
+static void drop_index(dcp__mbuild *b, dcp__pmachine *m, dcp__pv fqn, dcp__pv offset)
 {
-    dcp__pmachine_replace(m, fqn, dcp__mrow_make(DCP__MROW_UNWANTED_NAME, 0));
+    dcp_str text = dcp__pv_text(fqn);
+    dcp__pv *kept = &b->unwanted[dcp__xxh3_64(text.ptr, text.len) % DCP__MUNWANTED];
+    dcp_str same = *kept ? dcp__pv_text(*kept) : (dcp_str){NULL, 0};
+    if (*kept != fqn && same.ptr && same.len == text.len && memcmp(same.ptr, text.ptr, text.len) == 0) {
+        dcp__pmachine_replace(m, fqn, *kept);
+    } else {
+        *kept = fqn;
+    }
     if (offset && dcp__pv_kind(offset) == DCP__P_INTS) {
         dcp__pmachine_replace(m, offset, dcp__mrow_make(DCP__MROW_GIVEN_UP, 0));
     }
@@ -371,14 +368,12 @@ static dcp_status build_index(dcp__mbuild *b, dcp__pmachine *m, dcp__pv *fields,
 {
     dcp__pv fqn = fields[DCP__MFIELD_FQN], offset = fields[DCP__MFIELD_OFFSET], index = fields[DCP__MFIELD_INDEX];
     dcp__mindex made = {.hint = -1};
-    uint64_t unused;
     int64_t hint;
-    bool is_unwanted = dcp__mrow_of(fqn, &unused) == DCP__MROW_UNWANTED_NAME;
-    if (!is_unwanted && (!fqn || !dcp__pv_is_str(fqn))) {
+    if (!fqn || !dcp__pv_is_str(fqn)) {
         return dcp__mrefuse(dcp__pmachine_position(m), "name of an index", fqn, err);
     }
-    if (is_unwanted || !dcp__mis_wanted(b, dcp__pv_text(fqn))) {
-        drop_index(m, fqn, offset);
+    if (!dcp__mis_wanted(b, dcp__pv_text(fqn))) {
+        drop_index(b, m, fqn, offset);
         *row = dcp__mrow_make(DCP__MROW_INDEX, DCP__MROW_UNWANTED);
         return DCP_OK;
     }
@@ -605,6 +600,7 @@ void dcp__mbuild_reset(dcp__mbuild *b)
 {
     b->work_left = b->source_bytes;
     b->n_dropped = b->chunk_floor = 0;
+    memset(b->unwanted, 0, sizeof b->unwanted);
     b->n_tensors = b->n_indexes = b->md->n_chunks = b->md->n_storages = 0;
     b->md->n_transforms = 1;
     b->names.n = b->names.last = b->files.n = b->files.last = 0;
@@ -620,4 +616,25 @@ static void on_restart(void *user)
     dcp__mbuild_reset(b);
 }
 
-const dcp__pickle_hooks dcp__mhooks = {NULL, on_reduce, on_build, on_restart};
+/* In a dict of all items or all records, those that are not wanted need not stand. */
+static bool on_pair(void *user, dcp__pv key, dcp__pv value)
+{
+    const dcp__mbuild *b = user;
+    uint64_t number;
+    if (dcp__mrow_of(key, &number) == DCP__MROW_INDEX) {
+        return number != DCP__MROW_UNWANTED;
+    }
+    bool is_dropped = dcp__mrow_of(value, &number) == DCP__MROW_TENSOR && number == DCP__MROW_UNWANTED;
+    return !is_dropped || !dcp__pv_is_str(key) || dcp__mis_wanted(b, dcp__pv_text(key));
+}
+
+dcp__pickle_hooks dcp__mhooks(dcp__mbuild *b)
+{
+    return (dcp__pickle_hooks){
+        .user = b,
+        .reduce = on_reduce,
+        .build = on_build,
+        .keeps = b->only ? on_pair : NULL,
+        .restart = on_restart,
+    };
+}

@@ -65,7 +65,7 @@ static dcp_status read_once(dcp_context *ctx, const dcp__source *src, uint64_t o
 dcp_status dcp__pickle_read(dcp_context *ctx, const dcp__source *src, uint64_t offset, const dcp__pickle_hooks *hooks,
                             dcp__pickle *out, dcp_error *err)
 {
-    static const dcp__pickle_hooks none = {NULL, NULL, NULL, NULL};
+    static const dcp__pickle_hooks none = {NULL, NULL, NULL, NULL, NULL};
     dcp__pickle made = {.root = 0};
     bool again;
     if (offset > src->size) {

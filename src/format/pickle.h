@@ -185,6 +185,8 @@ typedef struct dcp__pickle_hooks {
     /* BUILD: object is whatever is on the stack, state is not yet stored in it. A shared object cannot be replaced, since there
      * are other references to it: set its client word instead. */
     dcp_status (*build)(void *user, dcp__pmachine *m, dcp__pv object, dcp__pv state, dcp__pv *out, dcp_error *err);
+    /* Whether a dict or object need keep a pair that is set in it. */
+    bool (*keeps)(void *user, dcp__pv key, dcp__pv value);
     /* The stream is read from its start again; nothing will be given back this time. What hooks made is void. */
     void (*restart)(void *user);
 } dcp__pickle_hooks;

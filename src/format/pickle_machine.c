@@ -327,6 +327,20 @@ static inline dcp_status container(dcp__pmachine *m, size_t from, dcp__pkind kin
     return kind == DCP__P_DICT ? part_of(m, &o->pairs, kind, out, err) : part_of(m, &o->items, DCP__P_LIST, out, err);
 }
 
+/* Closes up the pairs from stack[from] on that a hook wants to be kept. */
+static void drop_pairs(dcp__pmachine *m, size_t from)
+{
+    size_t kept = from;
+    for (size_t i = from; i < m->top; i += 2) {
+        if (m->hooks->keeps(m->hooks->user, m->stack[i], m->stack[i + 1])) {
+            m->stack[kept] = m->stack[i];
+            m->stack[kept + 1] = m->stack[i + 1];
+            kept += 2;
+        }
+    }
+    m->top = kept;
+}
+
 /* Adds stack[from .. top) to the container below. */
 static inline dcp_status extend(dcp__pmachine *m, size_t from, dcp__pkind kind, const char *what, dcp_error *err)
 {
@@ -337,6 +351,9 @@ static inline dcp_status extend(dcp__pmachine *m, size_t from, dcp__pkind kind, 
     }
     if (kind == DCP__P_DICT && (m->top - from) % 2) {
         return dcp__fail_at(err, DCP_FORMAT, m->position, "pickle: a dict's key has no value");
+    }
+    if (kind == DCP__P_DICT && m->hooks->keeps) {
+        drop_pairs(m, from);
     }
     status = dcp__plist_append(m, list, m->stack + from, m->top - from, err);
     m->top = from;

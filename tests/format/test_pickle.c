@@ -544,7 +544,7 @@ static void hooks__replaced_objects_are_replaced_in_the_memo(void **state)
     memcpy(stream, built_twice, sizeof built_twice - 1);
     memcpy(stream + sizeof built_twice - 1, "t.", 3);
     counter c = {0, 0};
-    dcp__pickle_hooks hooks = {&c, NULL, replace_built, count_restart};
+    dcp__pickle_hooks hooks = {.user = &c, .build = replace_built, .restart = count_restart};
     dcp__source src = dcp__source_memory(stream, sizeof built_twice + 1);
     dcp__pickle p;
     size_t n;
@@ -565,7 +565,7 @@ static void hooks__fetching_what_was_given_back_reads_again(void **state)
     memcpy(stream, built_twice, sizeof built_twice - 1);
     memcpy(stream + sizeof built_twice - 1, "h\x02t.", 5); /* the dict that was the first one's state */
     counter c = {0, 0};
-    dcp__pickle_hooks hooks = {&c, NULL, replace_built, count_restart};
+    dcp__pickle_hooks hooks = {.user = &c, .build = replace_built, .restart = count_restart};
     dcp__source src = dcp__source_memory(stream, sizeof built_twice + 3);
     dcp__pickle p;
     size_t n;
@@ -592,7 +592,7 @@ static dcp_status reduce_to_ints(void *user, dcp__pmachine *m, dcp__pv callable,
 static void hooks__ints(void **state)
 {
     (void)state;
-    dcp__pickle_hooks hooks = {NULL, reduce_to_ints, NULL, NULL};
+    dcp__pickle_hooks hooks = {.reduce = reduce_to_ints};
     dcp__pickle p;
     dcp_error err = DCP_ERROR_INIT;
     dcp__source good = dcp__source_memory("\x80\x04N(K\x01J\xff\xff\xff\xff\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7ft\x85R.", 26);
