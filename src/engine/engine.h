@@ -84,10 +84,10 @@ dcp_status dcp__read_subtree(dcp_checkpoint *ck, dcp_str name, dcp_value **out, 
 /* Name of a file of the checkpoint in the storage; NUL-terminated, allocated. Refuses names that lead out (FORMAT) unless
  * allowed. */
 dcp_status dcp__file_name(const dcp_checkpoint *ck, dcp_str relative, char **out, dcp_error *err);
-/* Opens for reading with the rules of the layout. The caller closes. */
-dcp_status dcp__open_file(const dcp_checkpoint *ck, const char *name, dcp_file **out, uint64_t *bytes, dcp_error *err);
-/* Reads a file whole, at most max_bytes. */
-dcp_status dcp__read_file(const dcp_checkpoint *ck, const char *name, uint64_t max_bytes, dcp__buf *out, dcp_error *err);
+/* Opens a file of the checkpoint for reading, with the rules of the layout. The caller closes. */
+dcp_status dcp__open_relative(const dcp_checkpoint *ck, dcp_str relative, dcp_file **out, uint64_t *bytes, dcp_error *err);
+/* Reads a file of the checkpoint whole, at most max_bytes. */
+dcp_status dcp__read_file(const dcp_checkpoint *ck, const char *relative, uint64_t max_bytes, dcp__buf *out, dcp_error *err);
 /* A data file for reading: open from acquire to release, and mostly longer. Errors name the file. */
 dcp_status dcp__file_acquire(dcp_checkpoint *ck, uint32_t file, dcp_file **out, uint64_t *bytes, dcp_error *err);
 void dcp__file_release(dcp_checkpoint *ck, uint32_t file);

@@ -43,7 +43,7 @@ dcp_status dcp__file_name(const dcp_checkpoint *ck, dcp_str relative, char **out
     return DCP_OK;
 }
 
-dcp_status dcp__open_file(const dcp_checkpoint *ck, const char *name, dcp_file **out, uint64_t *bytes, dcp_error *err)
+static dcp_status open_file(const dcp_checkpoint *ck, const char *name, dcp_file **out, uint64_t *bytes, dcp_error *err)
 {
     /* The files of a Hugging Face cache are links to blobs outside; those of the other layouts have no reason to be. */
     bool is_beneath = !ck->allow_outside && (ck->layout == DCP_LAYOUT_DCP || ck->layout == DCP_LAYOUT_RANK_LOCAL);
@@ -64,6 +64,17 @@ dcp_status dcp__open_file(const dcp_checkpoint *ck, const char *name, dcp_file *
     return DCP_OK;
 }
 
+dcp_status dcp__open_relative(const dcp_checkpoint *ck, dcp_str relative, dcp_file **out, uint64_t *bytes, dcp_error *err)
+{
+    char *name;
+    dcp_status status = dcp__file_name(ck, relative, &name, err);
+    if (status == DCP_OK) {
+        status = open_file(ck, name, out, bytes, err);
+        dcp__free(ck->ctx, name);
+    }
+    return status;
+}
+
 dcp_status dcp__read_exact(dcp_file *f, void *buf, size_t n, uint64_t offset, dcp_error *err)
 {
     size_t got = 0;
@@ -75,11 +86,11 @@ dcp_status dcp__read_exact(dcp_file *f, void *buf, size_t n, uint64_t offset, dc
     return status;
 }
 
-dcp_status dcp__read_file(const dcp_checkpoint *ck, const char *name, uint64_t max_bytes, dcp__buf *out, dcp_error *err)
+dcp_status dcp__read_file(const dcp_checkpoint *ck, const char *relative, uint64_t max_bytes, dcp__buf *out, dcp_error *err)
 {
     dcp_file *f;
     uint64_t bytes;
-    dcp_status status = dcp__open_file(ck, name, &f, &bytes, err);
+    dcp_status status = dcp__open_relative(ck, dcp_str_of(relative), &f, &bytes, err);
     if (status != DCP_OK) {
         return status;
     }
@@ -112,17 +123,11 @@ static void close_idle(dcp_checkpoint *ck)
 static dcp_status open_data_file(dcp_checkpoint *ck, uint32_t file, dcp_error *err)
 {
     dcp__data_file *d = &ck->files[file];
-    char *name;
-    dcp_status status = dcp__file_name(ck, ck->meta->files[file], &name, err);
-    if (status != DCP_OK) {
-        return status;
-    }
     if (ck->n_open >= MAX_IDLE_FILES) {
         close_idle(ck);
     }
-    status = dcp__open_file(ck, name, &d->file, &d->bytes, err);
+    dcp_status status = dcp__open_relative(ck, ck->meta->files[file], &d->file, &d->bytes, err);
     ck->n_open += status == DCP_OK;
-    dcp__free(ck->ctx, name);
     return status;
 }
 

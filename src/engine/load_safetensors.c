@@ -8,15 +8,9 @@ static const char index_name[] = "model.safetensors.index.json";
 
 static dcp_status read_header(dcp_checkpoint *ck, const char *name, dcp_error *err)
 {
-    char *full;
     dcp_file *f;
     uint64_t bytes;
-    dcp_status status = dcp__file_name(ck, dcp_str_of(name), &full, err);
-    if (status != DCP_OK) {
-        return status;
-    }
-    status = dcp__open_file(ck, full, &f, &bytes, err);
-    dcp__free(ck->ctx, full);
+    dcp_status status = dcp__open_relative(ck, dcp_str_of(name), &f, &bytes, err);
     if (status == DCP_OK) {
         dcp__source src = dcp__source_file(f, 0, bytes);
         status = dcp__safetensors_open(ck->ctx, &src, true, &ck->headers[ck->n_headers], err);
@@ -31,13 +25,7 @@ static dcp_status read_header(dcp_checkpoint *ck, const char *name, dcp_error *e
 
 static dcp_status read_index(dcp_checkpoint *ck, dcp__buf *index, dcp_error *err)
 {
-    char *full;
-    dcp_status status = dcp__file_name(ck, dcp_str_of(index_name), &full, err);
-    if (status != DCP_OK) {
-        return status;
-    }
-    status = dcp__read_file(ck, full, ck->ctx->limits.max_header_bytes, index, err);
-    dcp__free(ck->ctx, full);
+    dcp_status status = dcp__read_file(ck, index_name, ck->ctx->limits.max_header_bytes, index, err);
     ck->metadata_bytes += index->len;
     return status == DCP_OK ? status : dcp__prefix(err, status, "%s: ", index_name);
 }

@@ -7,15 +7,9 @@
 /* The archive is kept open through its source, which reads from the one data file. */
 static dcp_status open_archive(dcp_checkpoint *ck, const char *name, dcp_error *err)
 {
-    char *full;
     dcp_file *f;
     uint64_t bytes;
-    dcp_status status = dcp__file_name(ck, dcp_str_of(name), &full, err);
-    if (status != DCP_OK) {
-        return status;
-    }
-    status = dcp__open_file(ck, full, &f, &bytes, err);
-    dcp__free(ck->ctx, full);
+    dcp_status status = dcp__open_relative(ck, dcp_str_of(name), &f, &bytes, err);
     if (status != DCP_OK) {
         return status;
     }

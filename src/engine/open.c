@@ -140,15 +140,9 @@ static dcp_status explain(const listing *l, dcp_error *err)
 
 dcp_status dcp__read_metadata_file(dcp_checkpoint *ck, const char *name, const dcp_str *only, dcp__metadata **out, dcp_error *err)
 {
-    char *full;
     dcp_file *f;
     uint64_t bytes;
-    dcp_status status = dcp__file_name(ck, dcp_str_of(name), &full, err);
-    if (status != DCP_OK) {
-        return status;
-    }
-    status = dcp__open_file(ck, full, &f, &bytes, err);
-    dcp__free(ck->ctx, full);
+    dcp_status status = dcp__open_relative(ck, dcp_str_of(name), &f, &bytes, err);
     if (status != DCP_OK) {
         return status;
     }
@@ -219,13 +213,7 @@ static dcp_status load_file(dcp_checkpoint *ck, const char *name, dcp_error *err
     size_t got = 0;
     uint64_t bytes;
     dcp_file *f;
-    char *full;
-    dcp_status status = dcp__file_name(ck, dcp_str_of(name), &full, err);
-    if (status != DCP_OK) {
-        return status;
-    }
-    status = dcp__open_file(ck, full, &f, &bytes, err);
-    dcp__free(ck->ctx, full);
+    dcp_status status = dcp__open_relative(ck, dcp_str_of(name), &f, &bytes, err);
     if (status != DCP_OK) {
         return status;
     }
