@@ -35,13 +35,15 @@ struct dcp_storage {
 typedef enum dcp_open_flags {
     DCP_OPEN_READ = 1,
     DCP_OPEN_WRITE = 2,
-    DCP_OPEN_CREATE = 4,    /* with WRITE: make it if absent */
-    DCP_OPEN_EXCLUSIVE = 8, /* with CREATE: fail with EXISTS if present */
-    DCP_OPEN_TRUNCATE = 16, /* with WRITE: set the length to 0 */
-    DCP_OPEN_BENEATH = 32,  /* nothing may lead out of the root: ARG if the name does, IO with EXDEV or ELOOP if a symbolic
-                               link on its way does */
-    DCP_OPEN_DIRECT = 64    /* a wish: bypass the page cache; the caller keeps buffer, offset and size aligned to 4096.
+    DCP_OPEN_CREATE = 4,     /* with WRITE: make it if absent */
+    DCP_OPEN_EXCLUSIVE = 8,  /* with CREATE: fail with EXISTS if present */
+    DCP_OPEN_TRUNCATE = 16,  /* with WRITE: set the length to 0 */
+    DCP_OPEN_BENEATH = 32,   /* nothing may lead out of the root: ARG if the name does, IO with EXDEV or ELOOP if a symbolic
+                                link on its way does */
+    DCP_OPEN_DIRECT = 64,    /* a wish: bypass the page cache; the caller keeps buffer, offset and size aligned to 4096.
                                UNSUPPORTED if the storage cannot. */
+    DCP_OPEN_WRITEBACK = 128 /* a wish: a sync will follow, so begin to bring to the disk what is written while more comes.
+                                Storages that cannot ignore it. */
 } dcp_open_flags;
 
 typedef enum dcp_entry_type { DCP_ENTRY_FILE = 1, DCP_ENTRY_DIR = 2, DCP_ENTRY_OTHER = 3 } dcp_entry_type;

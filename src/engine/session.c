@@ -91,10 +91,10 @@ dcp_status dcp__session_remove(dcp_save_session *s, const char *relative, dcp_er
 /* The name is noted first: a file that is made and then fails to open is removed as well. */
 dcp_status dcp__session_create(dcp_save_session *s, const char *relative, dcp_file **out, dcp_error *err)
 {
+    unsigned flags = DCP_OPEN_WRITE | DCP_OPEN_CREATE | DCP_OPEN_TRUNCATE | DCP_OPEN_BENEATH;
     dcp_status status = dcp__names_add(s->ctx, &s->created, relative, err);
-    return status == DCP_OK
-               ? dcp__session_open(s, relative, DCP_OPEN_WRITE | DCP_OPEN_CREATE | DCP_OPEN_TRUNCATE | DCP_OPEN_BENEATH, out, err)
-               : status;
+    return status == DCP_OK ? dcp__session_open(s, relative, flags | (s->opts.no_sync ? 0 : DCP_OPEN_WRITEBACK), out, err)
+                            : status;
 }
 
 dcp_status dcp__session_sync(dcp_save_session *s, dcp_file *f, dcp_error *err)

@@ -27,7 +27,7 @@ typedef struct posix_storage {
 typedef struct posix_file {
     dcp_file base;
     int fd;
-    bool is_direct, is_writable;
+    bool is_direct, is_writable, writes_back;
     char name[];
 } posix_file;
 
@@ -160,7 +160,7 @@ static dcp_status posix_open(dcp_storage *st, const char *name, unsigned flags, 
         dcp__free(ps->ctx, f);
         return status;
     }
-    *f = (posix_file){{st}, fd, (flags & DCP_OPEN_DIRECT) != 0, (flags & DCP_OPEN_WRITE) != 0};
+    *f = (posix_file){{st}, fd, (flags & DCP_OPEN_DIRECT) != 0, (flags & DCP_OPEN_WRITE) != 0, (flags & DCP_OPEN_WRITEBACK) != 0};
     memcpy(f->name, name, name_bytes);
     *out = &f->base;
     return DCP_OK;
@@ -197,6 +197,17 @@ static dcp_status posix_read_at(dcp_file *file, void *buf, size_t n, uint64_t of
     return DCP_OK;
 }
 
+/* Small writes are not worth the call; the sync takes them along. */
+#define WRITEBACK_BYTES ((size_t)1 << 20)
+
+/* Starts the write-back of a range without waiting for it. What goes wrong shows at the sync. */
+static void begin_writeback(const posix_file *f, uint64_t offset, size_t n)
+{
+    if (f->writes_back && n >= WRITEBACK_BYTES) {
+        (void)sync_file_range(f->fd, (off_t)offset, (off_t)n, SYNC_FILE_RANGE_WRITE);
+    }
+}
+
 static dcp_status posix_write_at(dcp_file *file, const void *buf, size_t n, uint64_t offset, dcp_error *err)
 {
     posix_file *f = (posix_file *)file;
@@ -213,7 +224,9 @@ static dcp_status posix_write_at(dcp_file *file, const void *buf, size_t n, uint
             status = fail_errno(err, "write", f->name);
         }
     }
-    if (status != DCP_OK && err) {
+    if (status == DCP_OK) {
+        begin_writeback(f, offset, n);
+    } else if (err) {
         err->offset = offset + done;
     }
     return status;

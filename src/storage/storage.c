@@ -12,7 +12,7 @@ void dcp_storage_free(dcp_storage *st)
 dcp_status dcp__open_flags_check(const char *name, unsigned flags, dcp_error *err)
 {
     const unsigned all = DCP_OPEN_READ | DCP_OPEN_WRITE | DCP_OPEN_CREATE | DCP_OPEN_EXCLUSIVE | DCP_OPEN_TRUNCATE |
-                         DCP_OPEN_BENEATH | DCP_OPEN_DIRECT;
+                         DCP_OPEN_BENEATH | DCP_OPEN_DIRECT | DCP_OPEN_WRITEBACK;
     const char *fault = NULL;
     if (flags & ~all) {
         fault = "unknown bits";
