@@ -192,6 +192,12 @@ void dcp__free_aligned(dcp_context *ctx, void *ptr)
     }
 }
 
+int dcp__affordable_threads(const dcp_context *ctx, uint64_t bytes_each)
+{
+    uint64_t affordable = ctx->memory_bytes / 2 / bytes_each;
+    return affordable < 1 ? 1 : affordable < (uint64_t)ctx->threads ? (int)affordable : ctx->threads;
+}
+
 void dcp__log(dcp_context *ctx, dcp_log_level level, const char *fmt, ...)
 {
     if (!ctx->log || level > ctx->log_level) {

@@ -32,6 +32,10 @@ bool dcp__grow(dcp_context *ctx, void **array, size_t *cap, size_t need, size_t 
 void *dcp__alloc_aligned(dcp_context *ctx, size_t align, size_t bytes);
 void dcp__free_aligned(dcp_context *ctx, void *ptr);
 
+/* How many threads an operation may use if each needs bytes_each of buffers: the context's number, less if they would take more
+ * than half of the memory budget; at least 1. */
+int dcp__affordable_threads(const dcp_context *ctx, uint64_t bytes_each);
+
 void dcp__log(dcp_context *ctx, dcp_log_level level, const char *fmt, ...) DCP_PRINTF(3, 4);
 
 #endif

@@ -206,7 +206,7 @@ static dcp_status read_steps(run *r, dcp_error *err)
 {
     dcp_status status = DCP_OK;
     dcp_context *ctx = r->ck->ctx;
-    r->n_workers = r->plan->bytes < ONE_WORKER_BYTES ? 1 : ctx->threads;
+    r->n_workers = r->plan->bytes < ONE_WORKER_BYTES ? 1 : dcp__affordable_threads(ctx, 2 * DCP__WINDOW_BYTES);
     r->workers = dcp__calloc(ctx, (size_t)r->n_workers, sizeof *r->workers);
     if (!r->workers) {
         return dcp__nomem(err);

@@ -660,9 +660,8 @@ static dcp_status check_torch_file(crew *c, dcp_error *err)
 static dcp_status gather_crew(crew *c, dcp_error *err)
 {
     dcp_context *ctx = c->v->ck->ctx;
-    uint64_t affordable = ctx->memory_bytes / 4 / BLOCK_BYTES;
-    c->n_workers = affordable < (uint64_t)ctx->threads ? (int)affordable : ctx->threads;
-    c->n_workers = c->n_workers < 1 ? 1 : c->n_workers > 64 ? 64 : c->n_workers;
+    c->n_workers = dcp__affordable_threads(ctx, 2 * BLOCK_BYTES);
+    c->n_workers = c->n_workers > 64 ? 64 : c->n_workers;
     c->workers = dcp__calloc(ctx, (size_t)c->n_workers, sizeof *c->workers);
     for (int i = 0; c->workers && i < c->n_workers; i++) {
         c->workers[i].block = dcp__alloc_aligned(ctx, 4096, BLOCK_BYTES);

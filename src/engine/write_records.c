@@ -288,7 +288,8 @@ static dcp_status do_task(void *arg, size_t i, int w, dcp_error *err)
 static dcp_status make_workers(run *r, dcp_error *err)
 {
     dcp_context *ctx = r->session->ctx;
-    r->n_workers = r->n_tasks < (size_t)ctx->threads ? (int)r->n_tasks : ctx->threads;
+    r->n_workers = dcp__affordable_threads(ctx, PACK_BYTES);
+    r->n_workers = r->n_tasks < (size_t)r->n_workers ? (int)r->n_tasks : r->n_workers;
     r->workers = dcp__calloc(ctx, (size_t)r->n_workers, sizeof *r->workers);
     for (int i = 0; r->workers && i < r->n_workers; i++) {
         r->workers[i].buf = dcp__alloc_aligned(ctx, 4096, PACK_BYTES);
