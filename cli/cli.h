@@ -22,6 +22,7 @@ int cmd_cat(int argc, char **argv);
 int cmd_hash(int argc, char **argv);
 int cmd_verify(int argc, char **argv);
 int cmd_latest(int argc, char **argv);
+int cmd_copy(int argc, char **argv);
 
 /* ---- options that every command takes (options.c) ---- */
 

@@ -1,5 +1,5 @@
 /*
- * main.c - dcptool: looks into, checks and extracts from checkpoints of PyTorch.
+ * main.c - dcptool: looks into, checks, extracts from and copies checkpoints of PyTorch.
  *
  * Finds the command and hands it the rest of the arguments; each command parses its own.
  */
@@ -17,11 +17,12 @@ typedef struct command {
 } command;
 
 static const command commands[] = {
-    {"ls", cmd_ls}, {"info", cmd_info}, {"cat", cmd_cat}, {"hash", cmd_hash}, {"verify", cmd_verify}, {"latest", cmd_latest},
+    {"ls", cmd_ls},         {"info", cmd_info},     {"cat", cmd_cat},   {"hash", cmd_hash},
+    {"verify", cmd_verify}, {"latest", cmd_latest}, {"copy", cmd_copy},
 };
 
 static const char doc[] =
-    "Look into, check and extract from checkpoints that PyTorch wrote, without Python.\n"
+    "Look into, check, extract from and copy checkpoints that PyTorch wrote, without Python.\n"
     "\n"
     "Commands:\n"
     "  ls CKPT [PATTERN]      list what is in a checkpoint\n"
@@ -30,6 +31,7 @@ static const char doc[] =
     "  hash CKPT              a digest of every item\n"
     "  verify CKPT            check files, bounds, coverage and checksums\n"
     "  latest DIR             the newest complete checkpoint below a directory\n"
+    "  copy SRC DST           write a clean checkpoint from any other\n"
     "\v"
     "CKPT is a directory that torch.distributed.checkpoint wrote (also rank by rank), a torch.save file, a safetensors file "
     "or a Hugging Face directory. 'dcptool COMMAND --help' tells more.\n"

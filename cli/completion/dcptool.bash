@@ -7,6 +7,7 @@ _dcptool_options() {
     ls) echo "$common --tree" ;;
     cat) echo "$common --format= --as-bits --rank=" ;;
     verify) echo "$common --quick" ;;
+    copy) echo "$common --force --files= --file-per-item --align --transform= --target= --no-sync" ;;
     info | hash | latest) echo "$common" ;;
     *) echo "--help --usage --version" ;;
     esac
@@ -31,7 +32,7 @@ _dcptool() {
         mapfile -t COMPREPLY < <(compgen -W "$(_dcptool_options "$command")" -- "$cur")
         [[ ${COMPREPLY[0]-} != *= ]] || compopt -o nospace 2>/dev/null
     elif [ -z "$command" ]; then
-        mapfile -t COMPREPLY < <(compgen -W "ls info cat hash verify latest" -- "$cur")
+        mapfile -t COMPREPLY < <(compgen -W "ls info cat hash verify latest copy" -- "$cur")
     elif [ "$command" = cat ] && [ ${#args[@]} -eq 1 ]; then
         local IFS=$'\n'
         mapfile -t COMPREPLY < <(compgen -W "$(_dcptool_items "${args[0]}")" -- "$cur")

@@ -1,5 +1,5 @@
 # Completion of dcptool for fish.
-set -l commands ls info cat hash verify latest
+set -l commands ls info cat hash verify latest copy
 set -l start "not __fish_seen_subcommand_from $commands"
 complete -c dcptool -n $start -f -a ls -d 'list what is in a checkpoint'
 complete -c dcptool -n $start -f -a info -d 'layout, writer, ranks, files, sizes'
@@ -7,6 +7,7 @@ complete -c dcptool -n $start -f -a cat -d 'show or extract one value, whole or 
 complete -c dcptool -n $start -f -a hash -d 'a digest of every item'
 complete -c dcptool -n $start -f -a verify -d 'check files, bounds, coverage and checksums'
 complete -c dcptool -n $start -f -a latest -d 'the newest complete checkpoint below a directory'
+complete -c dcptool -n $start -f -a copy -d 'write a clean checkpoint from any other'
 complete -c dcptool -s j -l json -d 'print JSON'
 complete -c dcptool -s q -l quiet -d 'no progress, warnings or summary'
 complete -c dcptool -l allow-outside -d 'follow names that lead out of the checkpoint'
@@ -20,3 +21,10 @@ complete -c dcptool -n '__fish_seen_subcommand_from cat' -s f -l format -x -a 's
 complete -c dcptool -n '__fish_seen_subcommand_from cat' -l as-bits -d 'write dtypes that NumPy lacks as integers'
 complete -c dcptool -n '__fish_seen_subcommand_from cat' -s r -l rank -x -d 'the value of this rank'
 complete -c dcptool -n '__fish_seen_subcommand_from verify' -l quick -d 'leave out the payload'
+complete -c dcptool -n '__fish_seen_subcommand_from copy' -s f -l force -d 'replace the checkpoint that is there'
+complete -c dcptool -n '__fish_seen_subcommand_from copy' -l files -x -d 'number of data files'
+complete -c dcptool -n '__fish_seen_subcommand_from copy' -l file-per-item -d 'a data file for each item'
+complete -c dcptool -n '__fish_seen_subcommand_from copy' -l align -d 'start large tensors at multiples of 4096 bytes'
+complete -c dcptool -n '__fish_seen_subcommand_from copy' -l transform -x -a zstd -d 'compress'
+complete -c dcptool -n '__fish_seen_subcommand_from copy' -l target -x -d 'oldest PyTorch that is to load it'
+complete -c dcptool -n '__fish_seen_subcommand_from copy' -l no-sync -d 'do not wait until it is on the disk'

@@ -125,11 +125,14 @@ DCP_API dcp_status dcp_save_plan_add(dcp_save_plan *plan, const dcp_write_item *
 DCP_API void dcp_save_plan_remove(dcp_save_plan *plan, size_t i);
 
 /* Lists everything in an open checkpoint, to be read while it is written: memory stays bounded. Chunks and ties stay as they are;
- * values of single ranks become "rank.<r>.<name>". The checkpoint is borrowed until the plan is freed.
+ * values of single ranks become "rank.<r>.<name>". The checkpoint is borrowed until the plan is freed; what is read of it is
+ * checked as it was opened to be (check_crc).
  * Errors: those of dcp_read_object. */
 DCP_API dcp_status dcp_plan_copy(dcp_checkpoint *ck, dcp_save_plan **out, dcp_error *err);
 
-/* Reads any checkpoint and writes a clean one. Errors: as dcp_checkpoint_open, dcp_read_many and dcp_save. */
+/* Reads any checkpoint and writes a clean one, in bounded memory. The CRC-32 of every record that has one is checked, so that a
+ * broken record is never written again with a checksum that is right. A checkpoint can be copied over itself with overwrite: it
+ * holds until its copy does. Errors: as dcp_checkpoint_open, dcp_read_many and dcp_save. */
 DCP_API dcp_status dcp_copy(dcp_context *ctx, const char *from, const dcp_open_opts *open, const char *to,
                             const dcp_save_opts *opts, dcp_save_report *report, dcp_error *err);
 

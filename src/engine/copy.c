@@ -32,10 +32,21 @@ static int64_t box_at(int ndim, const int64_t *extents, int64_t start, int64_t l
     return elems;
 }
 
-static dcp_status pull(void *user, const dcp_write_item *item, uint64_t offset, void *buf, size_t n, dcp_error *err)
+/* What one item is read from. The records of a copy get new checksums, so the old ones must be right: a block is not a whole
+ * record, and its CRC is taken over all blocks of the item. */
+typedef struct origin {
+    dcp_checkpoint *ck;
+    const dcp__entry *entry;
+    const dcp__chunk *chunk;
+    bool is_plain;   /* the file holds the elements row-major from `offset` on */
+    bool is_summed;  /* the blocks give the record's CRC */
+    uint64_t offset; /* in the file */
+    uint32_t crc, expected;
+} origin;
+
+static dcp_status read_blocks(const origin *from, const dcp_write_item *item, uint64_t offset, void *buf, size_t n,
+                              dcp_error *err)
 {
-    dcp_checkpoint *ck = user;
-    const dcp_item *source = dcp_checkpoint_item(ck, (size_t)item->pull_index);
     size_t elem = dcp_dtype_bytes(item->dtype);
     int64_t start = (int64_t)(offset / elem), left = (int64_t)(n / elem);
     int64_t offsets[DCP_MAX_NDIM], sizes[DCP_MAX_NDIM];
@@ -48,12 +59,77 @@ static dcp_status pull(void *user, const dcp_write_item *item, uint64_t offset, 
         }
         dcp_box box = {offsets, sizes};
         dcp_tensor dst = dcp_tensor_make(item->dtype, item->ndim, sizes, out);
-        status = dcp_read(ck, source, &box, &dst, err);
+        status = dcp_read(from->ck, &from->entry->item, &box, &dst, err);
         start += elems;
         left -= elems;
         out += (size_t)elems * elem;
     }
     return status;
+}
+
+static dcp_status in_origin(const origin *from, dcp_status status, dcp_error *err)
+{
+    uint32_t file = from->ck->meta->storages[from->chunk->storage].file;
+    return status == DCP_OK ? status : dcp__in_item(from->ck, file, from->entry->item.fqn, status, err);
+}
+
+static dcp_status read_plain(const origin *from, uint64_t offset, void *buf, size_t n, dcp_error *err)
+{
+    uint32_t index = from->ck->meta->storages[from->chunk->storage].file;
+    dcp_file *f;
+    uint64_t bytes;
+    dcp_status status = dcp__file_acquire(from->ck, index, &f, &bytes, err);
+    if (status == DCP_OK) {
+        status = dcp__read_exact(f, buf, n, from->offset + offset, err);
+        dcp__file_release(from->ck, index);
+    }
+    return in_origin(from, status, err);
+}
+
+/* Before the first of several blocks. The CRC of a storage whose order is another one is checked at once. */
+static dcp_status look_at_origin(origin *from, dcp_error *err)
+{
+    dcp__located l;
+    dcp_status status = dcp__locate_chunk(from->ck, from->entry, from->chunk, &l, err);
+    if (status != DCP_OK) {
+        return in_origin(from, status, err);
+    }
+    const dcp__payload *p = &l.payload;
+    bool in_order = !p->is_big_endian && !p->is_conj && !p->is_neg && dcp__is_row_major(p->ndim, p->sizes, p->strides);
+    bool has_crc = from->ck->check_crc && p->storage.has_crc;
+    from->is_plain = in_order && l.file_offset != DCP_NO_OFFSET;
+    from->offset = from->is_plain ? l.file_offset + p->offset : 0;
+    from->is_summed = has_crc && in_order && p->span_bytes == p->storage.full_bytes;
+    from->expected = p->storage.crc;
+    from->crc = 0;
+    if (has_crc && !from->is_summed && !p->storage.is_deflated) {
+        status = dcp__check_storage_crc(from->ck->ctx, &l.source, &p->storage, err);
+    }
+    if (status != DCP_OK) {
+        dcp__to_file_offset(&l, err);
+    }
+    dcp__located_release(from->ck, &l);
+    return in_origin(from, status, err);
+}
+
+static dcp_status pull(void *user, const dcp_write_item *item, uint64_t offset, void *buf, size_t n, dcp_error *err)
+{
+    origin *from = user;
+    if (n == item->bytes || from->chunk->storage == DCP__NO_STORAGE) {
+        return read_blocks(from, item, offset, buf, n, err); /* checks the CRC itself */
+    }
+    dcp_status status = offset == 0 ? look_at_origin(from, err) : DCP_OK;
+    if (status == DCP_OK) {
+        status = from->is_plain ? read_plain(from, offset, buf, n, err) : read_blocks(from, item, offset, buf, n, err);
+    }
+    if (status != DCP_OK || !from->is_summed) {
+        return status;
+    }
+    from->crc = dcp__crc32(from->crc, buf, n);
+    if (offset + n == item->bytes && from->crc != from->expected) {
+        status = dcp__fail(err, DCP_CHECKSUM, "crc-32 of the payload is %08x, the record says %08x", from->crc, from->expected);
+    }
+    return in_origin(from, status, err);
 }
 
 /* ---- names ---- */
@@ -125,20 +201,21 @@ static dcp_status tie_of(dcp_checkpoint *ck, const dcp__entry *e, const dcp__chu
 static dcp_status add_tensor(dcp_checkpoint *ck, dcp_save_plan *p, size_t index, dcp_error *err)
 {
     const dcp__entry *e = &ck->meta->entries[index];
-    dcp_write_item item = {.kind = DCP_ITEM_TENSOR,
-                           .dtype = e->item.dtype,
-                           .ndim = e->item.ndim,
-                           .global_extents = e->item.extents,
-                           .pull = pull,
-                           .pull_user = ck,
-                           .pull_index = index};
+    dcp_write_item item = {
+        .kind = DCP_ITEM_TENSOR, .dtype = e->item.dtype, .ndim = e->item.ndim, .global_extents = e->item.extents, .pull = pull};
     dcp_status status = name_item(p, &e->item, &item, err);
+    origin *origins = dcp__arena_alloc(&p->arena, e->item.n_chunks * sizeof *origins);
+    if (!origins) {
+        return dcp__nomem(err);
+    }
     for (size_t i = 0; i < e->item.n_chunks && status == DCP_OK; i++) {
         const dcp__chunk *c = &ck->meta->chunks[e->first_chunk + i];
         int64_t elems;
         if (!dcp__elems(e->item.ndim, c->sizes, &elems) || (elems == 0 && (e->item.bytes || i > 0))) {
             continue; /* an empty shard; a tensor without elements has one */
         }
+        origins[i] = (origin){.ck = ck, .entry = e, .chunk = c};
+        item.pull_user = &origins[i];
         item.box = (dcp_box){c->offsets, c->sizes};
         item.tie = 0;
         status = elems && c->storage != DCP__NO_STORAGE ? tie_of(ck, e, c, &item.tie, err) : DCP_OK;
@@ -189,13 +266,57 @@ dcp_status dcp_plan_copy(dcp_checkpoint *ck, dcp_save_plan **out, dcp_error *err
     return DCP_OK;
 }
 
+/* A storage of a torch.save file may have many views, so each is checked once, before. */
+static dcp_status check_archive(dcp_checkpoint *ck, dcp_error *err)
+{
+    const dcp__archive *a = &ck->archive;
+    dcp_file *f;
+    uint64_t bytes;
+    dcp_status status = dcp__file_acquire(ck, 0, &f, &bytes, err);
+    if (status != DCP_OK) {
+        return dcp__in_item(ck, 0, (dcp_str){NULL, 0}, status, err);
+    }
+    dcp__source src = dcp__source_file(f, 0, bytes);
+    for (size_t i = 0; i < a->object.n_storages && status == DCP_OK; i++) {
+        if (a->spans[i].has_crc && !a->spans[i].is_deflated) {
+            status = dcp__check_storage_crc(ck->ctx, &src, &a->spans[i], err);
+        }
+    }
+    dcp__file_release(ck, 0);
+    ck->check_crc = false;
+    return status == DCP_OK ? status : dcp__in_item(ck, 0, (dcp_str){NULL, 0}, status, err);
+}
+
+static dcp_status open_origin(dcp_context *ctx, const char *path, const dcp_open_opts *given, dcp_checkpoint **out,
+                              dcp_error *err)
+{
+    dcp_open_opts opts = DCP_OPEN_OPTS_INIT;
+    dcp_checkpoint *ck;
+    if (given && given->struct_size != sizeof opts) {
+        return dcp_checkpoint_open(ctx, path, given, out, err); /* which refuses it */
+    }
+    opts = given ? *given : opts;
+    opts.check_crc = true; /* else a broken record would come out with a CRC that is right */
+    dcp_status status = dcp_checkpoint_open(ctx, path, &opts, &ck, err);
+    if (status == DCP_OK && ck->values) {
+        status = check_archive(ck, err);
+        if (status != DCP_OK) {
+            dcp_checkpoint_close(ck);
+        }
+    }
+    if (status == DCP_OK) {
+        *out = ck;
+    }
+    return status;
+}
+
 dcp_status dcp_copy(dcp_context *ctx, const char *from, const dcp_open_opts *open, const char *to, const dcp_save_opts *opts,
                     dcp_save_report *report, dcp_error *err)
 {
     dcp_checkpoint *ck;
     dcp_save_plan *plan = NULL;
     dcp_save_session *session = NULL;
-    dcp_status status = dcp_checkpoint_open(ctx, from, open, &ck, err);
+    dcp_status status = open_origin(ctx, from, open, &ck, err);
     if (status != DCP_OK) {
         return status;
     }

@@ -149,6 +149,9 @@ dcp_status dcp__read_box(const dcp__source *src, const dcp__payload *p, const in
                          const int64_t *dst_strides, dcp__tile_buf *buf, dcp_error *err);
 void dcp__tile_buf_reset(dcp__tile_buf *buf);
 
+/* Compares the CRC-32 of a storage that is not deflated with what the record says. */
+dcp_status dcp__check_storage_crc(dcp_context *ctx, const dcp__source *src, const dcp__storage_span *storage, dcp_error *err);
+
 /* ---- errors ---- */
 
 /* Puts `file "x", item "y": ` in front of the message. Each may be absent: file < 0, fqn.ptr NULL. */

@@ -69,30 +69,35 @@ static bool reads_whole_chunk(const dcp__read_plan *r, const dcp__unit *u)
     return false;
 }
 
+dcp_status dcp__check_storage_crc(dcp_context *ctx, const dcp__source *src, const dcp__storage_span *storage, dcp_error *err)
+{
+    uint8_t *block = dcp__alloc(ctx, DCP__WINDOW_BYTES);
+    if (!block) {
+        return dcp__nomem(err);
+    }
+    uint32_t crc = 0;
+    dcp_status status = DCP_OK;
+    for (uint64_t done = 0; done < storage->bytes && status == DCP_OK;) {
+        size_t n = storage->bytes - done < DCP__WINDOW_BYTES ? (size_t)(storage->bytes - done) : DCP__WINDOW_BYTES;
+        status = dcp__source_read(src, storage->offset + done, block, n, err);
+        crc = status == DCP_OK ? dcp__crc32(crc, block, n) : crc;
+        done += n;
+    }
+    dcp__free(ctx, block);
+    if (status == DCP_OK && crc != storage->crc) {
+        return dcp__fail_at(err, DCP_CHECKSUM, storage->offset, "crc-32 of the payload is %08x, the record says %08x", crc,
+                            storage->crc);
+    }
+    return status;
+}
+
 dcp_status dcp__check_unit_crc(const dcp__read_plan *r, const dcp__unit *u, const dcp__source *src, const dcp__payload *p,
                                dcp_error *err)
 {
     if (!r->ck->check_crc || !p->storage.has_crc || p->storage.is_deflated || !reads_whole_chunk(r, u)) {
         return DCP_OK;
     }
-    uint8_t *block = dcp__alloc(r->ck->ctx, DCP__WINDOW_BYTES);
-    if (!block) {
-        return dcp__nomem(err);
-    }
-    uint32_t crc = 0;
-    dcp_status status = DCP_OK;
-    for (uint64_t done = 0; done < p->storage.bytes && status == DCP_OK;) {
-        size_t n = p->storage.bytes - done < DCP__WINDOW_BYTES ? (size_t)(p->storage.bytes - done) : DCP__WINDOW_BYTES;
-        status = dcp__source_read(src, p->storage.offset + done, block, n, err);
-        crc = status == DCP_OK ? dcp__crc32(crc, block, n) : crc;
-        done += n;
-    }
-    dcp__free(r->ck->ctx, block);
-    if (status == DCP_OK && crc != p->storage.crc) {
-        return dcp__fail_at(err, DCP_CHECKSUM, p->storage.offset, "crc-32 of the payload is %08x, the record says %08x", crc,
-                            p->storage.crc);
-    }
-    return status;
+    return dcp__check_storage_crc(r->ck->ctx, src, &p->storage, err);
 }
 
 /* ---- large units ---- */

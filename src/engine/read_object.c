@@ -24,6 +24,9 @@ static dcp_status read_tensor(reading *r, dcp_value *from, dcp_value *to, dcp_er
     dcp__spool *inflated = NULL;
     int64_t zeros[DCP_MAX_NDIM] = {0}, strides[DCP_MAX_NDIM];
     dcp_status status = dcp__archive_payload(r->archive, from, &p, err);
+    if (status == DCP_OK && r->ck->check_crc && p.storage.has_crc && !p.storage.is_deflated) {
+        status = dcp__check_storage_crc(r->ck->ctx, &source, &p.storage, err);
+    }
     if (status == DCP_OK && p.storage.is_deflated) {
         status = dcp__spool_inflate(r->ck, &source, &p.storage, &inflated, err);
         if (status == DCP_OK) {

@@ -12,15 +12,27 @@
 
 #include "cli/tool.h"
 
-static const char *const commands[] = {"ls", "info", "cat", "hash", "verify", "latest"};
+static const char *const commands[] = {"ls", "info", "cat", "hash", "verify", "latest", "copy"};
 
 #define N_COMMANDS (sizeof commands / sizeof *commands)
 
-/* Arguments with which each command prints something. */
+/* Arguments with which each command prints something; copy takes the directory that %s stands for. */
 static const char *const good[N_COMMANDS] = {
-    "ls " GOLDEN "2.13.0/sharded/ckpt",   "info " GOLDEN "2.13.0/sharded/ckpt",          "cat " GOLDEN "2.13.0/sharded/ckpt rows",
-    "hash " GOLDEN "2.13.0/sharded/ckpt", "verify --json " GOLDEN "2.13.0/sharded/ckpt", "latest " GOLDEN "2.13.0/sharded/ckpt",
+    "ls " GOLDEN "2.13.0/sharded/ckpt",
+    "info " GOLDEN "2.13.0/sharded/ckpt",
+    "cat " GOLDEN "2.13.0/sharded/ckpt rows",
+    "hash " GOLDEN "2.13.0/sharded/ckpt",
+    "copy -q --json --force " GOLDEN "2.13.0/sharded/ckpt %s",
+    "verify --json " GOLDEN "2.13.0/sharded/ckpt",
+    "latest " GOLDEN "2.13.0/sharded/ckpt",
 };
+
+/* What a command wants after the checkpoint. */
+static const char *second_argument(size_t i, const char *dir, char text[512])
+{
+    snprintf(text, 512, "%s/copy", dir);
+    return strcmp(commands[i], "cat") == 0 ? "rows" : strcmp(commands[i], "copy") == 0 ? text : "";
+}
 
 static void usage__wrong_arguments_exit_2(void **state)
 {
@@ -70,10 +82,14 @@ static void usage__version_is_the_librarys(void **state)
 static void output__a_full_disk_exits_1(void **state)
 {
     (void)state;
+    char *dir = tool_make_dir();
     for (size_t i = 0; i < N_COMMANDS; i++) {
-        tool_fails(1, "%s >/dev/full", good[i]);
+        char arguments[1024];
+        snprintf(arguments, sizeof arguments, good[i], dir); /* one of them has a place for it */
+        tool_fails(1, "%s >/dev/full", arguments);
         tool_fails(1, "%s --help >/dev/full", commands[i]);
     }
+    tool_remove_dir(dir);
     tool_fails(1, "--version >/dev/full");
     tool_fails(1, "cat " GOLDEN "2.13.0/shapes/ckpt big -f raw >/dev/full");
     tool_fails(1, "cat " GOLDEN "2.13.0/shapes/ckpt big -f npy >/dev/full");
@@ -100,9 +116,10 @@ static void input__no_checkpoint_exits_1(void **state)
     (void)state;
     char *dir = tool_make_dir();
     for (size_t i = 0; i < N_COMMANDS; i++) {
-        const char *name = strcmp(commands[i], "cat") == 0 ? "rows" : "";
-        tool_fails(1, "%s %s %s", commands[i], dir, name);
-        tool_fails(1, "%s %s/none %s", commands[i], dir, name);
+        char text[512];
+        const char *second = second_argument(i, dir, text);
+        tool_fails(1, "%s %s %s", commands[i], dir, second);
+        tool_fails(1, "%s %s/none %s", commands[i], dir, second);
     }
     tool_remove_dir(dir);
 }
@@ -112,13 +129,14 @@ static void input__is_not_touched(void **state)
     (void)state;
     char *dir = tool_make_dir();
     tool_run before =
-        tool("--version >/dev/null; cp -r " GOLDEN "2.13.0/sharded/ckpt %s/c; ls -la --time-style=full-iso %s/c", dir, dir);
+        tool("--version >/dev/null; cp -r " GOLDEN "2.13.0/sharded/ckpt %s/c; ls -lA --time-style=full-iso %s/c", dir, dir);
     for (size_t i = 0; i < N_COMMANDS; i++) {
-        tool_run r = tool("%s %s/c%s", commands[i], dir, strcmp(commands[i], "cat") == 0 ? " rows" : "");
+        char text[512];
+        tool_run r = tool("%s %s/c %s", commands[i], dir, second_argument(i, dir, text));
         assert_int_equal(r.status, 0);
         tool_free(&r);
     }
-    tool_run after = tool("--version >/dev/null; ls -la --time-style=full-iso %s/c", dir);
+    tool_run after = tool("--version >/dev/null; ls -lA --time-style=full-iso %s/c", dir);
     assert_string_equal(before.out, after.out);
     tool_free(&before);
     tool_free(&after);
