@@ -108,6 +108,7 @@ typedef struct dcp_write_item {
     uint64_t tie;            /* with pull: items of equal tie, dtype and shape are one record; 0: none */
     const dcp_value *object; /* objects */
     uint64_t bytes;          /* elements times size; 0 for objects, whose size is known when they are written */
+    bool per_rank;           /* each of several ranks has its own: rank r's is saved as "rank.<r>.<fqn>" */
 } dcp_write_item;
 
 typedef struct dcp_save_plan dcp_save_plan;

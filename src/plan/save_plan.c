@@ -85,6 +85,17 @@ static dcp_status check_chunks(dcp_save_plan *p, const dcp_leaf *leaf, int ndim,
     return status;
 }
 
+static dcp_status add_absent(dcp_save_plan *p, const dcp_write_item *item, dcp_error *err)
+{
+    void *array = p->absent;
+    if (!dcp__grow(p->ctx, &array, &p->cap_absent, p->n_absent + 1, sizeof *p->absent)) {
+        return dcp__nomem(err);
+    }
+    p->absent = array;
+    p->absent[p->n_absent++] = (dcp__absent){*item, p->n};
+    return DCP_OK;
+}
+
 static dcp_status add_sharded(dcp_save_plan *p, const dcp_leaf *leaf, dcp_error *err)
 {
     dcp_write_item item = item_of(leaf, DCP_ITEM_TENSOR);
@@ -92,7 +103,7 @@ static dcp_status add_sharded(dcp_save_plan *p, const dcp_leaf *leaf, dcp_error 
     dcp_sharded_shape(leaf->value, &item.ndim, &item.global_extents);
     int64_t elems = 0;
     dcp__elems(item.ndim, item.global_extents, &elems);
-    size_t n = dcp_value_count(leaf->value);
+    size_t n = dcp_value_count(leaf->value), n_before = p->n;
     dcp_status status = check_chunks(p, leaf, item.ndim, item.global_extents, err);
     for (size_t i = 0; i < n && status == DCP_OK; i++) {
         dcp_sharded_chunk(leaf->value, i, &item.tensor, &item.box);
@@ -101,7 +112,7 @@ static dcp_status add_sharded(dcp_save_plan *p, const dcp_leaf *leaf, dcp_error 
             status = add_item(p, item, err);
         }
     }
-    return status;
+    return status == DCP_OK && p->n == n_before ? add_absent(p, &item, err) : status;
 }
 
 static dcp_status add_leaf(dcp_save_plan *p, const dcp_leaf *leaf, dcp_error *err)
@@ -199,6 +210,7 @@ void dcp_save_plan_free(dcp_save_plan *p)
         }
         dcp__free(p->ctx, p->values);
         dcp__free(p->ctx, p->items);
+        dcp__free(p->ctx, p->absent);
         dcp__free(p->ctx, p->containers);
         dcp__arena_reset(&p->arena);
         dcp__free(p->ctx, p);
@@ -231,5 +243,8 @@ void dcp_save_plan_remove(dcp_save_plan *p, size_t i)
     if (i < dcp_save_plan_count(p)) {
         memmove(&p->items[i], &p->items[i + 1], (p->n - i - 1) * sizeof *p->items);
         p->n--;
+        for (size_t a = 0; a < p->n_absent; a++) {
+            p->absent[a].before -= p->absent[a].before > i;
+        }
     }
 }

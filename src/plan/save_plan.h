@@ -6,12 +6,20 @@
 #include "dcp/save.h"
 #include "format/metadata.h"
 
+/* A tensor that this rank knows, but holds no element of. */
+typedef struct dcp__absent {
+    dcp_write_item item; /* all but the box */
+    size_t before;       /* items of the plan in front of it */
+} dcp__absent;
+
 struct dcp_save_plan {
     dcp_context *ctx;
     dcp__arena arena; /* shapes, paths, containers */
     dcp_flat *flat;
     dcp_write_item *items;
     size_t n, cap;
+    dcp__absent *absent;
+    size_t n_absent, cap_absent;
     dcp__container *containers;
     size_t n_containers, cap_containers;
     dcp_value **values; /* objects that the plan itself holds */
