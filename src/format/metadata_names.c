@@ -53,23 +53,11 @@ static dcp__mclass classify(const dcp__pglobal *g)
     return DCP__MCLASS_OTHER;
 }
 
-dcp__mclass dcp__mclass_of(dcp__pv v)
+dcp__mclass dcp__mclass_slow(dcp__pv global)
 {
-    const dcp__pglobal *g = v ? dcp__pv_global(v) : NULL;
-    if (!g) {
-        return (dcp__mclass)0;
-    }
-    dcp__pnode *node = dcp__pv_node(v);
-    if (!node->client) {
-        node->client = (uint64_t)classify(g);
-    }
-    return (dcp__mclass)node->client;
-}
-
-dcp__mclass dcp__mclass_of_instance(dcp__pv v)
-{
-    const dcp__pobject *o = v ? dcp__pv_object(v) : NULL;
-    return o && o->form == DCP__PFORM_NEWOBJ ? dcp__mclass_of(o->callable) : (dcp__mclass)0;
+    dcp__mclass is = classify(dcp__pv_global(global));
+    dcp__pv_node(global)->client = (uint64_t)is;
+    return is;
 }
 
 static const char *const field_names[DCP__MFIELD_COUNT] = {
@@ -106,22 +94,23 @@ dcp__mfield dcp__mfield_slow(dcp__pv key)
     return (dcp__mfield)found;
 }
 
-static size_t take_fields(dcp__pv dict, dcp__pv fields[DCP__MFIELD_COUNT])
+static size_t take_fields(dcp__pv dict, dcp__pv *fields, size_t n_fields)
 {
     size_t n;
     const dcp__pv *items = dcp__pv_items(dict, &n);
     for (size_t i = 0; i + 1 < n; i += 2) {
-        fields[dcp__mfield_of(items[i])] = items[i + 1];
+        size_t field = (size_t)dcp__mfield_of(items[i]);
+        fields[field < n_fields ? field : DCP__MFIELD_OTHER] = items[i + 1];
     }
     fields[DCP__MFIELD_OTHER] = 0;
     return n;
 }
 
-bool dcp__mfields_of(dcp__pv state, dcp__pv fields[DCP__MFIELD_COUNT], size_t *n_seen)
+bool dcp__mfields_of(dcp__pv state, dcp__pv *fields, size_t n_fields, size_t *n_seen)
 {
-    memset(fields, 0, DCP__MFIELD_COUNT * sizeof *fields);
+    memset(fields, 0, n_fields * sizeof *fields);
     if (state && dcp__pv_kind(state) == DCP__P_DICT) {
-        *n_seen = take_fields(state, fields);
+        *n_seen = take_fields(state, fields, n_fields);
         return true;
     }
     size_t n = 0;
@@ -129,8 +118,8 @@ bool dcp__mfields_of(dcp__pv state, dcp__pv fields[DCP__MFIELD_COUNT], size_t *n
     if (n != 2 || dcp__pv_kind(parts[1]) != DCP__P_DICT || (parts[0] != DCP__PV_NONE && dcp__pv_kind(parts[0]) != DCP__P_DICT)) {
         return false;
     }
-    *n_seen = parts[0] == DCP__PV_NONE ? 0 : take_fields(parts[0], fields);
-    *n_seen += take_fields(parts[1], fields);
+    *n_seen = parts[0] == DCP__PV_NONE ? 0 : take_fields(parts[0], fields, n_fields);
+    *n_seen += take_fields(parts[1], fields, n_fields);
     return true;
 }
 

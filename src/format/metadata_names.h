@@ -25,20 +25,26 @@ typedef enum dcp__mclass {
     DCP__MCLASS_DTYPE /* plus a dcp_dtype: torch.float32 and so on */
 } dcp__mclass;
 
+dcp__mclass dcp__mclass_slow(dcp__pv global);
 /* 0 if v is no global. */
-dcp__mclass dcp__mclass_of(dcp__pv v);
+static inline dcp__mclass dcp__mclass_of(dcp__pv v)
+{
+    if (!v || !dcp__pv_global(v)) {
+        return (dcp__mclass)0;
+    }
+    uint64_t known = dcp__pv_node(v)->client;
+    return known ? (dcp__mclass)known : dcp__mclass_slow(v);
+}
 /* Class of an object that NEWOBJ made of a global, 0 for other values. */
-dcp__mclass dcp__mclass_of_instance(dcp__pv v);
+static inline dcp__mclass dcp__mclass_of_instance(dcp__pv v)
+{
+    const dcp__pobject *o = v ? dcp__pv_object(v) : NULL;
+    return o && o->form == DCP__PFORM_NEWOBJ ? dcp__mclass_of(o->callable) : (dcp__mclass)0;
+}
 
 /* Fields of all classes in one list; those with one name are one. */
 typedef enum dcp__mfield {
     DCP__MFIELD_OTHER = 0,
-    DCP__MFIELD_STATE_DICT_METADATA,
-    DCP__MFIELD_PLANNER_DATA,
-    DCP__MFIELD_STORAGE_DATA,
-    DCP__MFIELD_STORAGE_META,
-    DCP__MFIELD_VERSION,
-    DCP__MFIELD_LIBDCP,
     DCP__MFIELD_PROPERTIES,
     DCP__MFIELD_SIZE,
     DCP__MFIELD_CHUNKS,
@@ -50,6 +56,13 @@ typedef enum dcp__mfield {
     DCP__MFIELD_RELATIVE_PATH,
     DCP__MFIELD_LENGTH,
     DCP__MFIELD_TRANSFORM_DESCRIPTORS,
+    DCP__MFIELD_ROWS, /* those before it are all that classes have of which there are many objects */
+    DCP__MFIELD_STATE_DICT_METADATA = DCP__MFIELD_ROWS,
+    DCP__MFIELD_PLANNER_DATA,
+    DCP__MFIELD_STORAGE_DATA,
+    DCP__MFIELD_STORAGE_META,
+    DCP__MFIELD_VERSION,
+    DCP__MFIELD_LIBDCP,
     DCP__MFIELD_CHECKPOINT_ID,
     DCP__MFIELD_SAVE_ID,
     DCP__MFIELD_MODULES,
@@ -87,9 +100,9 @@ static inline dcp__mfield dcp__mfield_of(dcp__pv key)
     return known ? (dcp__mfield)(known - 1) : dcp__mfield_slow(key);
 }
 
-/* The values of a state, by field; 0 where absent. The state of BUILD is a dict, or (dict or None, dict). False for others.
- * *n_seen is how many keys and values were looked at. */
-bool dcp__mfields_of(dcp__pv state, dcp__pv fields[DCP__MFIELD_COUNT], size_t *n_seen);
+/* The values of a state, by field; 0 where absent. fields has n_fields places, DCP__MFIELD_ROWS or DCP__MFIELD_COUNT. The state
+ * of BUILD is a dict, or (dict or None, dict). False for others. *n_seen is how many keys and values were looked at. */
+bool dcp__mfields_of(dcp__pv state, dcp__pv *fields, size_t n_fields, size_t *n_seen);
 
 /* What a value is, for messages: "torch.int1", "an object of module.Class", "tuple". */
 typedef struct dcp__mdescription {

@@ -288,7 +288,8 @@ static dcp_status read_storage_meta(dcp__mbuild *b, dcp__pv v, dcp_error *err)
 {
     dcp__pv fields[DCP__MFIELD_COUNT];
     size_t n;
-    if (dcp__mclass_of_instance(v) != DCP__MCLASS_STORAGE_META || !dcp__mfields_of(dcp__pv_object(v)->state, fields, &n)) {
+    if (dcp__mclass_of_instance(v) != DCP__MCLASS_STORAGE_META ||
+        !dcp__mfields_of(dcp__pv_object(v)->state, fields, DCP__MFIELD_COUNT, &n)) {
         return DCP_OK;
     }
     b->has_storage_meta = true;
@@ -334,7 +335,7 @@ static dcp_status top_fields(dcp__pv root, uint64_t at, dcp__pv fields[DCP__MFIE
     const dcp__pobject *o = dcp__pv_object(root);
     dcp__mclass is = dcp__mclass_of_instance(root);
     size_t n;
-    if ((is != DCP__MCLASS_METADATA && is != DCP__MCLASS_OTHER) || !dcp__mfields_of(o->state, fields, &n)) {
+    if ((is != DCP__MCLASS_METADATA && is != DCP__MCLASS_OTHER) || !dcp__mfields_of(o->state, fields, DCP__MFIELD_COUNT, &n)) {
         return dcp__mrefuse(at, "the top object", root, err);
     }
     bool is_known = is == DCP__MCLASS_METADATA;

@@ -515,9 +515,9 @@ static dcp_status build_info(dcp__mbuild *b, dcp__pmachine *m, dcp__pv *fields, 
 
 static dcp_status build_fields(dcp__mbuild *b, dcp__pmachine *m, dcp__mclass is, dcp__pv state, dcp__pv *row, dcp_error *err)
 {
-    dcp__pv fields[DCP__MFIELD_COUNT];
+    dcp__pv fields[DCP__MFIELD_ROWS];
     size_t n;
-    if (!dcp__mfields_of(state, fields, &n)) {
+    if (!dcp__mfields_of(state, fields, DCP__MFIELD_ROWS, &n)) {
         return dcp__mrefuse(dcp__pmachine_position(m), "state of an object", state, err);
     }
     dcp_status status = dcp__mspend(b, n, dcp__pmachine_position(m), err);

@@ -132,8 +132,16 @@ static inline dcp__pkind dcp__pv_kind(dcp__pv v)
 /* "str", "dict", ..., as Python says it. For messages. */
 const char *dcp__pv_kind_name(dcp__pv v);
 
+bool dcp__pv_int_node(dcp__pv v, int64_t *out);
 /* True if v is an integer (no bool) that fits. */
-bool dcp__pv_int(dcp__pv v, int64_t *out);
+static inline bool dcp__pv_int(dcp__pv v, int64_t *out)
+{
+    if ((v & 7) == 1) {
+        *out = (int64_t)v >> 3;
+        return true;
+    }
+    return dcp__pv_int_node(v, out);
+}
 /* Bytes of a STR, BYTES, BYTEARRAY, or of an INT that is a node; {NULL, 0} for others. NUL-terminated. */
 static inline dcp_str dcp__pv_text(dcp__pv v)
 {
@@ -149,7 +157,14 @@ static inline bool dcp__pv_is_str(dcp__pv v)
     return dcp__pv_kind(v) == DCP__P_STR;
 }
 /* Elements of a TUPLE, LIST, SET, FROZENSET, or keys and values of a DICT in turn; *n is 0 for others. */
-const dcp__pv *dcp__pv_items(dcp__pv v, size_t *n);
+static inline const dcp__pv *dcp__pv_items(dcp__pv v, size_t *n)
+{
+    const dcp__pnode *node = v && dcp__pv_is_node(v) ? dcp__pv_node(v) : NULL;
+    bool is_list = node && node->kind >= DCP__P_LIST && node->kind <= DCP__P_DICT;
+    bool is_tuple = node && node->kind == DCP__P_TUPLE;
+    *n = is_list || is_tuple ? node->count : 0;
+    return is_list ? ((const dcp__plist *)node)->items : is_tuple ? ((const dcp__ptuple *)node)->items : NULL;
+}
 /* NULL for other kinds. */
 static inline const dcp__pglobal *dcp__pv_global(dcp__pv v)
 {

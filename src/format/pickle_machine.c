@@ -702,5 +702,12 @@ dcp_status dcp__pmachine_run(dcp__pmachine *m, const uint8_t *p, dcp__pv *root, 
         if (status != DCP_OK) {
             return status;
         }
+        if (p < m->window.end && *p == OP_MEMOIZE) { /* follows most opcodes that make something */
+            m->position = dcp__pwindow_position(&m->window, p++);
+            status = op_memoize(m, err);
+            if (status != DCP_OK) {
+                return status;
+            }
+        }
     }
 }

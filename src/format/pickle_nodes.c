@@ -180,12 +180,8 @@ const char *dcp__pv_kind_name(dcp__pv v)
     return v ? names[dcp__pv_kind(v)] : names[0];
 }
 
-bool dcp__pv_int(dcp__pv v, int64_t *out)
+bool dcp__pv_int_node(dcp__pv v, int64_t *out)
 {
-    if ((v & 7) == 1) {
-        *out = (int64_t)v >> 3;
-        return true;
-    }
     if (dcp__pv_kind(v) != DCP__P_INT || dcp__pv_node(v)->count > 8) {
         return false;
     }
@@ -194,24 +190,6 @@ bool dcp__pv_int(dcp__pv v, int64_t *out)
     memcpy(&value, t->text, t->node.count);
     *out = value;
     return true;
-}
-
-const dcp__pv *dcp__pv_items(dcp__pv v, size_t *n)
-{
-    *n = 0;
-    if (!dcp__pv_is_node(v) || !v) {
-        return NULL;
-    }
-    const dcp__pnode *node = dcp__pv_node(v);
-    if (node->kind == DCP__P_TUPLE) {
-        *n = node->count;
-        return ((const dcp__ptuple *)node)->items;
-    }
-    if (is_list(node)) {
-        *n = node->count;
-        return ((const dcp__plist *)node)->items;
-    }
-    return NULL;
 }
 
 bool dcp__pv_is_global(dcp__pv v, const char *module, const char *name)
