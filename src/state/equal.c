@@ -1,5 +1,6 @@
 /* Equality of values. Needs no memory, so that it cannot fail: shared parts are remembered in a small table that forgets, sets of
  * another order are compared pair by pair. */
+#include <math.h>
 #include <string.h>
 
 #include "base/hash.h"
@@ -28,10 +29,10 @@ static bool same_str(dcp_str a, dcp_str b)
     return a.len == b.len && (a.len == 0 || memcmp(a.ptr, b.ptr, a.len) == 0);
 }
 
-/* By bits, so that 0.0 and -0.0 differ; all NaN are one. */
+/* 0.0 and -0.0 differ; all NaN are one. */
 static bool same_double(double a, double b)
 {
-    return (a != a && b != b) || memcmp(&a, &b, sizeof a) == 0;
+    return (a != a && b != b) || (a == b && !signbit(a) == !signbit(b));
 }
 
 static bool same_numbers(const int64_t *a, const int64_t *b, int n)

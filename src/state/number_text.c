@@ -32,7 +32,7 @@ static void split(const char *text, decimal *out)
             out->digits[out->n++] = *text;
         }
     }
-    out->exponent = atoi(text + 1);
+    out->exponent = (int)strtol(text + 1, NULL, 10);
 }
 
 static double read_back(const decimal *x)
