@@ -52,7 +52,7 @@ dcp_status dcp__mstrings_add(dcp_context *ctx, dcp__mstrings *s, dcp_str text, u
 static dcp_status number_of(dcp__mbuild *b, dcp__pmachine *m, dcp__mstrings *strings, unsigned shift, dcp__pv str,
                             uint32_t *number, dcp_error *err)
 {
-    bool is_new;
+    bool is_new = false;
     if (dcp__mstr_get(str, shift, number)) {
         return DCP_OK;
     }
