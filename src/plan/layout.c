@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "format/safetensors_writer.h"
+#include "state/strided.h"
 
 #define LARGE_PAYLOAD_BYTES ((uint64_t)1 << 20)
 #define PAGE_BYTES 4096
@@ -125,25 +126,23 @@ static dcp_status add_tensor(maker *m, const dcp_write_item *item, dcp__record *
     return status;
 }
 
-/* The record that an equal view of the same memory has already. Safetensors find tensors by name, so there are no ties. */
-static bool find_tie(maker *m, const dcp_write_item *item, uint64_t *record)
+/* Puts what tells equal records apart into scratch; empty: nothing is equal to this item. Equal are views of the same memory,
+ * and what the caller says is. Safetensors find tensors by name, so there are no ties. */
+static void put_tie(maker *m, const dcp_write_item *item)
 {
     const dcp_tensor *t = &item->tensor;
-    if (item->kind != DCP_ITEM_TENSOR || item->bytes == 0 || m->opts->is_safetensors || m->opts->file_per_item) {
-        m->scratch.len = 0;
-        return false;
+    m->scratch.len = 0;
+    if (item->kind != DCP_ITEM_TENSOR || item->bytes == 0 || m->opts->is_safetensors || m->opts->file_per_item ||
+        (!t->data && !item->tie)) {
+        return;
     }
-    if (!t->data && !item->tie) {
-        m->scratch.len = 0;
-        return false;
-    }
-    put_shape(&m->scratch, item->dtype, t->strides != NULL, item->ndim, item->box.sizes);
+    bool is_strided = t->data && !dcp__is_row_major(t->ndim, t->extents, t->strides);
+    put_shape(&m->scratch, item->dtype, is_strided, item->ndim, item->box.sizes);
     dcp__buf_put(&m->scratch, &t->data, sizeof t->data);
     dcp__buf_put(&m->scratch, &item->tie, sizeof item->tie);
-    if (t->data && t->strides) {
+    if (is_strided) {
         dcp__buf_put(&m->scratch, t->strides, (size_t)t->ndim * sizeof *t->strides);
     }
-    return dcp__strmap_get(&m->ties, (dcp_str){(char *)m->scratch.data, m->scratch.len}, record);
 }
 
 static dcp_status add_record(maker *m, size_t i, dcp_error *err)
@@ -151,14 +150,15 @@ static dcp_status add_record(maker *m, size_t i, dcp_error *err)
     dcp__layout *l = m->l;
     const dcp_write_item *item = &m->plan->items[i];
     uint64_t tied;
-    if (find_tie(m, item, &tied)) {
+    put_tie(m, item);
+    if (m->scratch.failed) {
+        return dcp__nomem(err);
+    }
+    if (m->scratch.len && dcp__strmap_get(&m->ties, (dcp_str){(char *)m->scratch.data, m->scratch.len}, &tied)) {
         l->record_of_item[i] = (uint32_t)tied;
         return DCP_OK;
     }
-    dcp_status status = m->scratch.failed ? dcp__nomem(err) : DCP_OK;
-    if (status == DCP_OK && m->scratch.len) {
-        status = remember(m, &m->ties, err, &m->scratch, l->n_records);
-    }
+    dcp_status status = m->scratch.len ? remember(m, &m->ties, err, &m->scratch, l->n_records) : DCP_OK;
     dcp__record *r = &l->records[l->n_records];
     if (status == DCP_OK) {
         status = item->kind == DCP_ITEM_OBJECT ? add_object(m, item, r, err) : add_tensor(m, item, r, err);
@@ -263,10 +263,12 @@ static dcp_status blob_header(dcp__layout *l, dcp__layout_file *f, dcp__record *
         memcpy(f->blob_header, header.data, header.len);
         f->blob_header_bytes = header.len;
         f->blob_offset = f->bytes;
-        f->bytes += header.len + total;
         for (size_t i = 0; i < n; i++) {
-            tensors[i].offset = f->blob_offset + header.len + offsets[i];
+            tensors[i].offset = f->blob_offset + offsets[i];
             tensors[i].length = tensors[i].item->bytes;
+        }
+        if (!dcp__add_u64(f->bytes, total, &f->bytes) || f->bytes > INT64_MAX) {
+            status = dcp__fail(err, DCP_LIMIT, "a file would be longer than a file can be");
         }
     }
     dcp__buf_reset(&header);
