@@ -39,6 +39,7 @@ struct dcp_checkpoint {
     char *path; /* as the caller gave it, for messages */
     dcp_layout layout;
     bool allow_outside, check_crc;
+    bool is_recovered; /* .metadata is in pieces, meta is from .metadata.tmp */
     dcp__metadata *meta;
     uint64_t metadata_bytes;
     int world;             /* 0: unknown */

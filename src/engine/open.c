@@ -7,6 +7,7 @@
 #include "engine/engine.h"
 
 static const char metadata_name[] = ".metadata";
+static const char temporary_name[] = ".metadata.tmp";
 static const char index_name[] = "model.safetensors.index.json";
 
 const char *dcp_layout_name(dcp_layout layout)
@@ -156,10 +157,37 @@ dcp_status dcp__read_metadata_file(dcp_checkpoint *ck, const char *name, const d
     return DCP_OK;
 }
 
-static dcp_status load_dcp(dcp_checkpoint *ck, const dcp_str *only, dcp_error *err)
+/* Where a storage cannot rename, a crash may leave .metadata in pieces while the whole of it stands in .metadata.tmp; its trailer
+ * tells that it is whole. */
+static bool recover(dcp_checkpoint *ck, const dcp_str *only)
 {
+    dcp__metadata *m;
+    if (dcp__read_metadata_file(ck, temporary_name, only, &m, NULL) != DCP_OK) {
+        return false;
+    }
+    if (!m->has_trailer) {
+        dcp__metadata_free(m);
+        return false;
+    }
+    ck->meta = m;
+    ck->is_recovered = true;
+    return true;
+}
+
+static dcp_status load_dcp(dcp_checkpoint *ck, const listing *l, const dcp_str *only, dcp_error *err)
+{
+    dcp_error fault = DCP_ERROR_INIT;
+    only = only->ptr ? only : NULL;
     ck->layout = DCP_LAYOUT_DCP;
-    return dcp__read_metadata_file(ck, metadata_name, only->ptr ? only : NULL, &ck->meta, err);
+    dcp_status status = dcp__read_metadata_file(ck, metadata_name, only, &ck->meta, &fault);
+    if ((status == DCP_FORMAT || status == DCP_CHECKSUM || status == DCP_LIMIT) && l->has_unfinished && recover(ck, only)) {
+        dcp__log(ck->ctx, DCP_LOG_WARNING, "%s: %s; %s is used instead", ck->path, fault.message, temporary_name);
+        return DCP_OK;
+    }
+    if (status != DCP_OK && err) {
+        *err = fault;
+    }
+    return status;
 }
 
 /* ---- any directory ---- */
@@ -186,13 +214,13 @@ static dcp_status load_directory(dcp_checkpoint *ck, const dcp_open_opts *o, dcp
         goto done;
     }
     if (l.has_metadata && o->rank < 0) {
-        status = load_dcp(ck, &o->only, err);
+        status = load_dcp(ck, &l, &o->only, err);
     } else if (l.n_ranks) {
         ck->layout = DCP_LAYOUT_RANK_LOCAL;
         qsort(l.ranks, l.n_ranks, sizeof *l.ranks, compare_ints);
         status = dcp__load_rank_local(ck, l.ranks, l.n_ranks, o->rank, err);
     } else if (l.has_metadata) {
-        status = load_dcp(ck, &o->only, err); /* one rank was asked for, and all ranks have this one file */
+        status = load_dcp(ck, &l, &o->only, err); /* one rank was asked for, and all ranks have this one file */
     } else if (l.n_tensors) {
         ck->layout = DCP_LAYOUT_HF;
         qsort(l.tensors, l.n_tensors, sizeof *l.tensors, compare_names);

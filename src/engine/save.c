@@ -7,7 +7,8 @@ dcp_status dcp_save(dcp_context *ctx, const char *path, dcp_value *state, const 
     dcp_save_plan *plan;
     dcp_save_session *session = NULL;
     double start = dcp__now();
-    dcp_status status = dcp_plan_save(ctx, state, &plan, err);
+    dcp_status status = dcp__check_save_report(report, err);
+    status = status == DCP_OK ? dcp_plan_save(ctx, state, &plan, err) : status;
     if (status != DCP_OK) {
         return status;
     }

@@ -2,11 +2,14 @@
 #ifndef DCP_ENGINE_SESSION_H
 #define DCP_ENGINE_SESSION_H
 
+#include <pthread.h>
+
 #include "base/buf.h"
 #include "dcp/save.h"
 #include "format/metadata.h"
 
 #define DCP__SAVE_ID_BYTES 40
+#define DCP__GENERATION_BYTES 16
 
 /* A growing list of names, owned. */
 typedef struct dcp__names {
@@ -22,34 +25,55 @@ struct dcp_save_session {
     char *path;         /* as the caller gave it, for messages */
     dcp_save_opts opts; /* texts are owned copies */
     char save_id[DCP__SAVE_ID_BYTES];
-    char generation[16]; /* part of the file names; "" where there is no checkpoint yet */
-    dcp_file *intent;    /* locked; NULL if the storage has no locks */
+    char generation[DCP__GENERATION_BYTES]; /* part of the file names; "" where no data file is in the way */
     char *intent_name;
-    dcp__names old_files;        /* that the checkpoint to be replaced names, its rank-local metadata included */
-    dcp__names dead_intents;     /* of saves that are gone */
-    dcp__names dead_generations; /* theirs: names of files that nobody needs */
-    bool replaces;               /* there is a checkpoint to be replaced */
-    dcp__names created;          /* data files of this save */
-    dcp__buf metadata;           /* what will be .metadata; made by dcp_save_write */
+    dcp_file *intent;        /* open, and locked if the storage has locks; NULL: none */
+    bool replaces;           /* there is a checkpoint to be replaced */
+    dcp__names doomed;       /* files that nobody names once the new checkpoint stands */
+    dcp__names dead_intents; /* of saves that are gone */
+    dcp__names created;      /* data files of this save */
+    bool is_written;         /* dcp_save_write has been called */
+    dcp__buf metadata;       /* what will be .metadata; made by dcp_save_write */
     dcp_save_report report;
+    pthread_mutex_t lock; /* guards done_bytes and the caller's progress function */
+    uint64_t done_bytes;
 };
 
-/* ---- session.c: begin, abort ---- */
+/* ---- session.c: begin, abort, files ---- */
 
 dcp_status dcp__session_open(dcp_save_session *s, const char *relative, unsigned flags, dcp_file **out, dcp_error *err);
 dcp_status dcp__session_remove(dcp_save_session *s, const char *relative, dcp_error *err);
-/* Drops the intent and frees; files stay. */
-void dcp__session_free(dcp_save_session *s);
+dcp_status dcp__session_rename(dcp_save_session *s, const char *from, const char *to, dcp_error *err);
+dcp_status dcp__session_stat(dcp_save_session *s, const char *relative, dcp_stat *out, dcp_error *err);
+/* Makes a data file of this save and remembers it for removal. EXISTS if there is one. */
+dcp_status dcp__session_create(dcp_save_session *s, const char *relative, dcp_file **out, dcp_error *err);
+/* Make a file, or the names in the directory, durable; a storage that refuses is noted in the report. */
+dcp_status dcp__session_sync(dcp_save_session *s, dcp_file *f, dcp_error *err);
+dcp_status dcp__session_sync_dir(dcp_save_session *s, dcp_error *err);
+/* Counts payload bytes as written; CANCELED if the caller wants no more. From any thread. */
+dcp_status dcp__session_advance(dcp_save_session *s, uint64_t bytes, uint64_t total, dcp_error *err);
+/* Closes the intent and frees. The intent's name stays if `keep_intent`: the next save finds it and removes what is left over.
+ * Other files stay. */
+void dcp__session_free(dcp_save_session *s, bool keep_intent);
 
-/* Name of a file below the session's directory in the storage; allocated. */
-dcp_status dcp__session_name(const dcp_save_session *s, const char *relative, char **out, dcp_error *err);
 dcp_status dcp__names_add(dcp_context *ctx, dcp__names *list, const char *name, dcp_error *err);
 void dcp__names_reset(dcp_context *ctx, dcp__names *list);
-/* Makes (or empties) a data file of this save and remembers it for removal. */
-dcp_status dcp__session_create(dcp_save_session *s, const char *relative, dcp_file **out, dcp_error *err);
-/* Makes a file durable; a storage that refuses is noted in the report. */
-dcp_status dcp__session_sync(dcp_save_session *s, dcp_file *f, dcp_error *err);
+void dcp__random_bytes(void *out, size_t n);
 /* Seconds of a clock that only goes forward. */
 double dcp__now(void);
+/* ARG unless report is NULL or of this version. */
+dcp_status dcp__check_save_report(const dcp_save_report *report, dcp_error *err);
+
+/* ---- claim.c ---- */
+
+/* Makes the intent and finds out what is there: sets generation, replaces, doomed, dead_intents. */
+dcp_status dcp__session_claim(dcp_save_session *s, dcp_error *err);
+/* Closes the intent, if any, and removes it unless it is to be kept. */
+void dcp__session_drop_intent(dcp_save_session *s, bool keep);
+
+/* ---- commit.c ---- */
+
+/* A crash on a storage without rename has left .metadata in pieces and the whole of it in .metadata.tmp: puts it in place. */
+dcp_status dcp__session_repair(dcp_save_session *s, dcp_error *err);
 
 #endif

@@ -138,6 +138,10 @@ static dcp_status collect_uses(dcp__verify *v, dcp_error *err)
 
 static dcp_status verify_all(dcp__verify *v, dcp_error *err)
 {
+    if (v->ck->is_recovered) {
+        dcp__verify_defect(v, -1, (dcp_str){NULL, 0}, DCP_FORMAT, DCP_NO_OFFSET,
+                           ".metadata is in pieces, .metadata.tmp is used instead");
+    }
     dcp_status status = dcp__get_ranges(v->ck, &v->ranges, err);
     status = status == DCP_OK ? collect_uses(v, err) : status;
     status = status == DCP_OK ? dcp__verify_entries(v, err) : status;

@@ -4,6 +4,7 @@
 
 #include "engine/write_records.h"
 #include "format/metadata_writer.h"
+#include "plan/coverage.h"
 
 /* ---- files ---- */
 
@@ -49,7 +50,7 @@ typedef struct builder {
     dcp_save_session *session;
     const dcp_save_plan *plan;
     const dcp__layout *layout;
-    const dcp__digest *digests;
+    dcp__digest *digests;
     dcp__metadata *m;
 } builder;
 
@@ -150,6 +151,42 @@ static void add_own(builder *b)
     own->n_containers = b->plan->n_containers;
 }
 
+/* A caller may have changed the plan: chunks that share elements, or leave their tensor, make a checkpoint whose content depends
+ * on who reads it. Gaps are allowed, as in PyTorch: another process may hold the rest. */
+static dcp_status check_chunks(const builder *b, const dcp__entry *e, dcp_error *err)
+{
+    const dcp__chunk *chunks = &b->m->chunks[e->first_chunk];
+    dcp_context *ctx = b->session->ctx;
+    dcp__tiling t = {.fault = DCP__TILING_OK};
+    dcp_box *boxes = dcp__alloc(ctx, e->item.n_chunks * sizeof *boxes);
+    if (!boxes) {
+        return dcp__nomem(err);
+    }
+    for (size_t i = 0; i < e->item.n_chunks; i++) {
+        boxes[i] = (dcp_box){chunks[i].offsets, chunks[i].sizes};
+    }
+    dcp_status status = dcp__check_tiling(ctx, e->item.ndim, e->item.extents, boxes, e->item.n_chunks, &t, err);
+    dcp__free(ctx, boxes);
+    if (status == DCP_OK && t.fault == DCP__TILING_OUTSIDE) {
+        return dcp__fail(err, DCP_ARG, "item \"%s\": chunk %zu is not within the tensor", dcp__print(e->item.fqn).text, t.a);
+    }
+    if (status == DCP_OK && t.fault == DCP__TILING_OVERLAP) {
+        return dcp__fail(err, DCP_ARG, "item \"%s\": its chunks %zu and %zu overlap", dcp__print(e->item.fqn).text, t.a, t.b);
+    }
+    return status;
+}
+
+static dcp_status check_all_chunks(const builder *b, dcp_error *err)
+{
+    dcp_status status = DCP_OK;
+    for (size_t i = 0; i < b->m->n_entries && status == DCP_OK; i++) {
+        const dcp__entry *e = &b->m->entries[i];
+        bool is_whole = e->item.n_chunks == 1 && b->m->chunks[e->first_chunk].sizes == e->item.extents;
+        status = e->item.kind == DCP_ITEM_TENSOR && !is_whole ? check_chunks(b, e, err) : DCP_OK;
+    }
+    return status;
+}
+
 /* The metadata borrows from plan, layout and digests; it is turned into bytes before they go. */
 static dcp_status build_metadata(builder *b, dcp_error *err)
 {
@@ -165,7 +202,8 @@ static dcp_status build_metadata(builder *b, dcp_error *err)
     add_storages(b);
     add_own(b);
     status = add_files(b, err);
-    return status == DCP_OK ? add_items(b, err) : status;
+    status = status == DCP_OK ? add_items(b, err) : status;
+    return status == DCP_OK ? check_all_chunks(b, err) : status;
 }
 
 /* The oldest release that knows all dtypes and the transform. */
@@ -224,6 +262,30 @@ static void report_layout(dcp_save_session *s, const dcp_save_plan *plan, const 
     for (size_t i = 0; i < l->n_records; i++) {
         s->report.bytes += l->records[i].length;
     }
+    for (size_t i = 0; i < l->n_files; i++) {
+        s->report.bytes += l->files[i].blob_header_bytes;
+    }
+}
+
+/* Files, records, and the metadata that tells of them, once the layout is known. */
+static dcp_status write_layout(dcp_save_session *s, const dcp_save_plan *plan, dcp__layout *l, dcp_error *err)
+{
+    double start = dcp__now();
+    builder b = {.session = s, .plan = plan, .layout = l};
+    b.digests = dcp__calloc(s->ctx, l->n_records, sizeof *b.digests);
+    dcp_status status = b.digests ? build_metadata(&b, err) : dcp__nomem(err);
+    status = status == DCP_OK ? check_target(&b, err) : status;
+    s->report.plan_seconds += dcp__now() - start;
+    start = dcp__now();
+    status = status == DCP_OK ? write_to_files(s, l, b.digests, err) : status;
+    s->report.write_seconds = dcp__now() - start - s->report.sync_seconds;
+    status = status == DCP_OK ? encode_metadata(&b, err) : status;
+    if (status == DCP_OK) {
+        report_layout(s, plan, l);
+    }
+    dcp__metadata_free(b.m);
+    dcp__free(s->ctx, b.digests);
+    return status;
 }
 
 dcp_status dcp_save_write(dcp_save_session *s, const dcp_save_plan *plan, dcp_error *err)
@@ -231,9 +293,10 @@ dcp_status dcp_save_write(dcp_save_session *s, const dcp_save_plan *plan, dcp_er
     if (!s || !plan) {
         return dcp__fail(err, DCP_ARG, "save: no %s", s ? "plan" : "session");
     }
-    if (s->metadata.len) {
-        return dcp__fail(err, DCP_STATE, "save: this session has been written already");
+    if (s->is_written) {
+        return dcp__fail(err, DCP_STATE, "%s: this session has been written already", s->path);
     }
+    s->is_written = true;
     double start = dcp__now();
     dcp__layout layout;
     dcp__layout_opts opts = {.files = s->opts.files ? s->opts.files : 1,
@@ -241,23 +304,8 @@ dcp_status dcp_save_write(dcp_save_session *s, const dcp_save_plan *plan, dcp_er
                              .align_payloads = s->opts.align_payloads,
                              .is_safetensors = s->opts.serialization == DCP_SERIALIZE_SAFETENSORS};
     dcp_status status = dcp__layout_make(plan, &opts, &layout, err);
-    dcp__digest *digests = status == DCP_OK ? dcp__calloc(s->ctx, layout.n_records, sizeof *digests) : NULL;
-    if (status == DCP_OK && !digests) {
-        status = dcp__nomem(err);
-    }
-    builder b = {.session = s, .plan = plan, .layout = &layout, .digests = digests};
-    status = status == DCP_OK ? build_metadata(&b, err) : status;
-    status = status == DCP_OK ? check_target(&b, err) : status;
     s->report.plan_seconds += dcp__now() - start;
-    start = dcp__now();
-    status = status == DCP_OK ? write_to_files(s, &layout, digests, err) : status;
-    s->report.write_seconds = dcp__now() - start - s->report.sync_seconds;
-    status = status == DCP_OK ? encode_metadata(&b, err) : status;
-    if (status == DCP_OK) {
-        report_layout(s, plan, &layout);
-    }
-    dcp__metadata_free(b.m);
-    dcp__free(s->ctx, digests);
+    status = status == DCP_OK ? write_layout(s, plan, &layout, err) : status;
     dcp__layout_reset(&layout);
-    return status;
+    return status == DCP_OK ? status : dcp__prefix(err, status, "%s: ", s->path);
 }

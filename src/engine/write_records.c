@@ -1,7 +1,6 @@
 /* Records to files: small ones are put together in a buffer, large ones go out in blocks. */
 #include "engine/write_records.h"
 
-#include <pthread.h>
 #include <string.h>
 
 #include "base/hash.h"
@@ -34,8 +33,6 @@ typedef struct run {
     size_t n_tasks;
     worker *workers;
     int n_workers;
-    pthread_mutex_t lock; /* guards done_bytes and the caller's progress function */
-    uint64_t done_bytes;
 } run;
 
 /* ---- elements ---- */
@@ -103,21 +100,6 @@ static dcp_status storage_part(const dcp__record *r, size_t k, uint64_t offset, 
                        : dcp__item_bytes(r->item, offset, n, buf, out, err);
 }
 
-/* ---- progress ---- */
-
-static dcp_status advance(run *r, uint64_t bytes, dcp_error *err)
-{
-    const dcp_save_opts *o = &r->session->opts;
-    if (!o->progress) {
-        return DCP_OK;
-    }
-    pthread_mutex_lock(&r->lock);
-    r->done_bytes += bytes;
-    bool goes_on = o->progress(o->user, r->done_bytes, r->layout->payload_bytes);
-    pthread_mutex_unlock(&r->lock);
-    return goes_on ? DCP_OK : dcp__fail(err, DCP_CANCELED, "stopped by the caller");
-}
-
 /* ---- small records ---- */
 
 static dcp_status pack_record(const dcp__record *r, uint8_t *out, dcp_error *err)
@@ -170,12 +152,14 @@ static dcp_status write_pack(run *r, const task *t, worker *w, dcp_error *err)
         }
         r->digests[t->first + i] = dcp__xxh3_128(out, (size_t)rec->length);
         end = rec->offset + rec->length;
-        payload += rec->item->bytes;
+        for (size_t k = 0; k < rec->n_storages; k++) {
+            payload += storage_bytes(rec, k);
+        }
     }
     dcp_file *f = r->files[records[0].file];
     dcp_status status = f->storage->ops->write_at(f, w->buf, (size_t)(end - start), start, err);
     status = name_item(&records[0], status, err);
-    return status == DCP_OK ? advance(r, payload, err) : status;
+    return status == DCP_OK ? dcp__session_advance(r->session, payload, r->layout->payload_bytes, err) : status;
 }
 
 /* ---- large records ---- */
@@ -197,7 +181,7 @@ static dcp_status write_payload(run *r, const dcp__record *rec, size_t k, uint64
             dcp__hasher_update(w->hasher, block + i, part);
         }
         status = status == DCP_OK ? f->storage->ops->write_at(f, block, n, at + done, err) : status;
-        status = status == DCP_OK ? advance(r, n, err) : status;
+        status = status == DCP_OK ? dcp__session_advance(r->session, n, r->layout->payload_bytes, err) : status;
         done += n;
     }
     return status;
@@ -327,13 +311,11 @@ dcp_status dcp__write_records(dcp_save_session *s, const dcp__layout *l, dcp_fil
                               dcp_error *err)
 {
     run r = {.session = s, .layout = l, .files = files, .digests = digests};
-    pthread_mutex_init(&r.lock, NULL);
     dcp_status status = make_tasks(&r, err);
     status = status == DCP_OK ? make_workers(&r, err) : status;
     status = status == DCP_OK ? write_blob_headers(&r, err) : status;
     status = status == DCP_OK ? dcp__parallel(r.n_tasks, r.n_workers, do_task, &r, err) : status;
     free_workers(&r);
     dcp__free(s->ctx, r.tasks);
-    pthread_mutex_destroy(&r.lock);
     return status;
 }

@@ -9,6 +9,8 @@
 
 /* A record as a source that is read once, from front to back: piece, payload, piece, ... */
 typedef struct stream {
+    dcp_save_session *session;
+    uint64_t total; /* payload bytes of the save */
     const dcp__record *record;
     uint32_t *crcs;
     size_t k; /* piece k, or payload k */
@@ -51,7 +53,7 @@ static dcp_status take_payload(stream *s, uint8_t *out, size_t n, dcp_error *err
         memcpy(out, bytes, n);
     }
     s->crcs[s->k] = status == DCP_OK ? dcp__crc32(s->crcs[s->k], out, n) : 0;
-    return status;
+    return status == DCP_OK ? dcp__session_advance(s->session, n, s->total, err) : status;
 }
 
 /* Bytes of the current piece or payload that are left; moves on to the next one at its end. */
@@ -119,7 +121,7 @@ static size_t longest_piece(const dcp__record *r)
 static dcp_status write_record(run *r, dcp__record *rec, dcp__digest *digest, sink *k, dcp_error *err)
 {
     dcp_context *ctx = r->session->ctx;
-    stream st = {.record = rec};
+    stream st = {.session = r->session, .total = r->layout->payload_bytes, .record = rec};
     st.crcs = dcp__calloc(ctx, rec->n_storages, sizeof *st.crcs);
     st.piece = dcp__alloc(ctx, longest_piece(rec));
     dcp_status status = st.crcs && st.piece ? DCP_OK : dcp__nomem(err);
