@@ -12,7 +12,7 @@
 #include "support/random_state.h"
 
 #define MAX_SEEN (1 << 18)
-#define MAX_STARTS 40
+#define MAX_STARTS 16
 
 /* One sweep: what was there, what is saved, what has been seen. */
 typedef struct sweep {
@@ -33,7 +33,7 @@ typedef struct sweep {
 static dcp_value *state_of(int generation)
 {
     dcp_value *state, *nested, *v;
-    int64_t small[] = {300}, large[] = {2500}, blocks[] = {(1 << 20) + 3000}, none[] = {0, 3};
+    int64_t small[] = {300}, large[] = {2500}, blocks[] = {270000}, none[] = {0, 3};
     test_random rnd = {(uint64_t)generation};
     dcp_dict_create(NULL, &state, NULL);
     dcp_dict_create(NULL, &nested, NULL);
@@ -43,8 +43,8 @@ static dcp_value *state_of(int generation)
     dcp_tensor_alloc(NULL, DCP_INT64, 1, large, &v, NULL);
     random_fill(&rnd, dcp_value_tensor(v)->data, 2500 * 8);
     dcp_dict_set(nested, dcp_key_str("large"), v, NULL);
-    dcp_tensor_alloc(NULL, DCP_INT8, 1, blocks, &v, NULL); /* goes out in several writes */
-    random_fill(&rnd, dcp_value_tensor(v)->data, 1 << 20);
+    dcp_tensor_alloc(NULL, DCP_INT8, 1, blocks, &v, NULL); /* too large to be packed with others: three writes */
+    random_fill(&rnd, dcp_value_tensor(v)->data, 270000);
     dcp_dict_set(nested, dcp_key_str("blocks"), v, NULL);
     dcp_tensor_alloc(NULL, DCP_UINT8, 2, none, &v, NULL);
     dcp_dict_set(nested, dcp_key_str("none"), v, NULL);
@@ -165,7 +165,7 @@ static void save_next(sweep *w, dcp_storage *st, const char *how)
 
 static void keep_start(sweep *w, const crash_image *image)
 {
-    if (w->starts && w->n_starts < MAX_STARTS && w->n_states % 3 == 0) {
+    if (w->starts && w->n_starts < MAX_STARTS && w->n_states % 7 == 0) {
         crash_image *copy = &w->starts[w->n_starts++];
         *copy = *image;
         for (size_t i = 0; i < image->n; i++) {
