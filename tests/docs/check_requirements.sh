@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# check_requirements.sh SOURCE_DIR: every test case that docs/requirements.md names is one of the program that it names, and is run.
+set -euo pipefail
+cd "$1"
+failed=0 checked=0
+while read -r program cases; do
+    for name in $cases; do
+        checked=$((checked + 1))
+        grep -qE "cmocka_unit_test[a-z_]*\\($name\b" tests/*/"test_$program.c" || { echo "no such test: $program $name"; failed=1; }
+    done
+done < <(grep '^| R' docs/requirements.md | cut -d'|' -f4 | tr ';' '\n' |
+    sed -E 's/\([^)]*\)//g; s/[`,]//g; s/^ +//')
+echo "$checked test cases named"
+[ "$checked" -gt 0 ] && exit $failed
