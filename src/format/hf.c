@@ -405,16 +405,24 @@ static dcp_status stated_shape(const builder *b, const dcp__entry *e, const int6
     return DCP_OK;
 }
 
-/* Saved offset + extent was checked against overflow with the header. */
-static void grow_to_chunks(const builder *b, const dcp__entry *e, int64_t *extents)
+/* Saved offset + extent was checked against overflow with the header. A stated shape is not grown: a chunk beyond it, from a file
+ * that states none, contradicts it. */
+static dcp_status fit_chunks(const builder *b, const dcp__entry *e, bool is_stated, int64_t *extents, dcp_error *err)
 {
     for (size_t i = 0; i < e->item.n_chunks; i++) {
         const dcp__chunk *c = &b->m->chunks[e->first_chunk + i];
         for (int d = 0; d < e->item.ndim; d++) {
             int64_t end = c->offsets[d] + c->sizes[d];
+            if (is_stated && end > extents[d]) {
+                return dcp__fail(err, DCP_FORMAT,
+                                 "tensor '%s': file %s reaches to %lld in dimension %d, the stated shape to %lld",
+                                 dcp__print(e->item.fqn).text, b->m->files[b->m->storages[c->storage].file].ptr, (long long)end,
+                                 d, (long long)extents[d]);
+            }
             extents[d] = end > extents[d] ? end : extents[d];
         }
     }
+    return DCP_OK;
 }
 
 static dcp_status find_shape(builder *b, dcp__entry *e, dcp_error *err)
@@ -428,8 +436,9 @@ static dcp_status find_shape(builder *b, dcp__entry *e, dcp_error *err)
     if (!extents) {
         return dcp__arena_fail(&b->m->arena, err);
     }
-    if (!stated) {
-        grow_to_chunks(b, e, extents);
+    status = fit_chunks(b, e, stated != NULL, extents, err);
+    if (status != DCP_OK) {
+        return status;
     }
     uint64_t bytes = dcp_dtype_bytes(e->item.dtype);
     for (int d = 0; d < e->item.ndim; d++) {

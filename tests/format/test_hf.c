@@ -321,6 +321,16 @@ static void hf__a_stated_global_shape_keeps_the_tail(void **state)
     free_directory(&d);
 }
 
+static void hf__a_shard_beyond_the_stated_shape_is_refused(void **state)
+{
+    (void)state;
+    directory d = {0};
+    add_file(&d, "shard-00001-model-00001-of-00001.safetensors", one_tensor("U8", 4, 0, 10));
+    add_file(&d, "shard-00002-model-00001-of-00001.safetensors", one_tensor("U8", 4, 7, -1));
+    assert_int_equal(directory_fails(&d).code, DCP_FORMAT);
+    free_directory(&d);
+}
+
 static void hf__a_missing_part_is_named(void **state)
 {
     (void)state;
@@ -534,6 +544,7 @@ int main(void)
         cmocka_unit_test(hf__pytorchs_last_shard_is_not_missed),
         cmocka_unit_test(hf__our_last_shard_is_missed),
         cmocka_unit_test(hf__a_stated_global_shape_keeps_the_tail),
+        cmocka_unit_test(hf__a_shard_beyond_the_stated_shape_is_refused),
         cmocka_unit_test(hf__a_missing_part_is_named),
         cmocka_unit_test(hf__other_names_are_taken_as_they_are),
         cmocka_unit_test(hf__no_files_are_no_tensors),
