@@ -152,6 +152,40 @@ DCP_API void dcp_context_free(dcp_context *ctx);
 /* Frees a text that the library allocated for the context ctx; NULL is allowed. */
 DCP_API void dcp_text_free(dcp_context *ctx, char *text);
 
+/* ---- failures of several ranks ---- */
+
+/* Why one rank failed. */
+typedef struct dcp_failure {
+    int rank; /* in the group of the communicator that was used, not among all processes */
+    dcp_status code;
+    int sys_errno; /* as in dcp_error, and so are the next two */
+    int64_t native_code;
+    uint64_t offset;
+    const char *message; /* never NULL */
+} dcp_failure;
+
+/* Which ranks failed in a collective call that returned DCP_PEER, sorted by rank: each rank once, and none that did not fail.
+ * Calls that take a list empty it first. One thread at a time. */
+typedef struct dcp_failures dcp_failures;
+
+/* Makes an empty list. Errors: ARG, NOMEM. Local. */
+DCP_API dcp_status dcp_failures_create(dcp_context *ctx, dcp_failures **out, dcp_error *err);
+/* NULL is allowed. */
+DCP_API void dcp_failures_free(dcp_failures *failures);
+/* Number of failures; 0 for NULL. */
+DCP_API size_t dcp_failures_count(const dcp_failures *failures);
+/* The i-th failure, valid until the list is used in another call; NULL if there is none. */
+DCP_API const dcp_failure *dcp_failures_at(const dcp_failures *failures, size_t i);
+/* How many more there were that did not find room for want of memory; 0 for NULL. */
+DCP_API size_t dcp_failures_lost(const dcp_failures *failures);
+
+/* ---- for authors of storages and communicators ---- */
+
+/* Fills err (may be NULL) as printf does, with sys_errno and native_code 0 and no offset, and returns code. */
+DCP_API dcp_status dcp_error_set(dcp_error *err, dcp_status code, const char *fmt, ...) DCP_PRINTF(3, 4);
+/* Memory from the context's allocator, by the rules of dcp_allocator. ctx may be NULL. */
+DCP_API void *dcp_context_resize(dcp_context *ctx, void *ptr, size_t bytes);
+
 #ifdef __cplusplus
 }
 #endif

@@ -105,6 +105,12 @@ void dcp_text_free(dcp_context *ctx, char *text)
     dcp__free(dcp__context(ctx), text);
 }
 
+void *dcp_context_resize(dcp_context *ctx, void *ptr, size_t bytes)
+{
+    ctx = dcp__context(ctx);
+    return ctx->allocator.resize(ctx->allocator.user, ptr, bytes);
+}
+
 void *dcp__alloc(dcp_context *ctx, size_t bytes)
 {
     return ctx->allocator.resize(ctx->allocator.user, NULL, bytes ? bytes : 1);

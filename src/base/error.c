@@ -74,6 +74,17 @@ dcp_status dcp__fail_at(dcp_error *err, dcp_status code, uint64_t offset, const 
     return code;
 }
 
+dcp_status dcp_error_set(dcp_error *err, dcp_status code, const char *fmt, ...)
+{
+    if (err) {
+        va_list args;
+        va_start(args, fmt);
+        fill(err, code, 0, DCP_NO_OFFSET, fmt, args);
+        va_end(args);
+    }
+    return code;
+}
+
 static dcp_status status_of_errno(int sys_errno)
 {
     switch (sys_errno) {
