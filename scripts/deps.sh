@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing to build (and test, and fuzz) libdcp on Debian and Ubuntu. Does nothing when all is there.
 #
-#     scripts/deps.sh [build] [test] [fuzz]       (default: build)
+#     scripts/deps.sh [build] [test] [fuzz] [interop]       (default: build)
 #
 # Uses apt-get as root or through sudo. On other systems it names what is needed and leaves it to the caller.
 set -euo pipefail
@@ -11,6 +11,7 @@ build_packages=(gcc make pkg-config libisal-dev libxxhash-dev libzstd-dev zlib1g
 test_packages=(g++ valgrind)
 # The second of a pair will do where a release does not have the first.
 clang_packages=(clang-14:clang clang-format-14:clang-format clang-tidy-14:clang-tidy)
+interop_packages=(python3 python3-venv)
 fuzz_packages=(clang-14:clang libclang-rt-14-dev:libclang-rt-dev)
 
 has_package() {
@@ -32,7 +33,8 @@ wanted_packages() {
             build) printf '%s\n' "${build_packages[@]}" ;;
             test) printf '%s\n' "${test_packages[@]}" "${clang_packages[@]}" ;;
             fuzz) printf '%s\n' "${fuzz_packages[@]}" ;;
-            *) echo "deps.sh: unknown group '$group' (build, test, fuzz)" >&2; return 2 ;;
+            interop) printf '%s\n' "${interop_packages[@]}" ;;
+            *) echo "deps.sh: unknown group '$group' (build, test, fuzz, interop)" >&2; return 2 ;;
         esac
     done | sort -u
 }

@@ -132,6 +132,7 @@ main() {
     [ $mode != long ] || groups+=(fuzz)
     scripts/deps.sh "${groups[@]}" || { failed=1; return; }
 
+    attempt interop-env scripts/interop-env.sh || failed=$((failed + 1))
     build_and_test release
     [ $mode != quick ] || return
     build_and_test asan

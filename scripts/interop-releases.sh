@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Runs the interop tests with other releases of PyTorch, each in an environment of its own. By hand: some take gigabytes.
+#
+#     scripts/interop-releases.sh [RELEASE...]      (default: 2.1.2 2.7.1 2.9.1 2.13.0 2.15.0)
+#
+# A release that pip cannot install for this Python is named and passed over. Environments are kept in build/venv-<release>; the
+# build in build/ is used as it is. INTEROP_PYTHON names another python3 to make them with.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+[ $# -gt 0 ] || set -- 2.1.2 2.7.1 2.9.1 2.13.0 2.15.0
+python=${INTEROP_PYTHON:-python3}
+tests=(golden library saves sharded)
+failed=0
+
+install() {
+    local release=$1 venv=$2 numpy=numpy
+    [ -e "$venv/complete" ] && return
+    case $release in 2.[0-2].*) numpy='numpy<2' ;; esac # these were built for NumPy 1
+    rm -rf "$venv"
+    "$python" -m venv "$venv" &&
+        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "torch==$release" "$numpy" zstandard &&
+        "$venv/bin/python" -c 'import torch' && touch "$venv/complete"
+}
+
+export DCPTOOL=$PWD/build/bin/dcptool SAVE_STATE=$PWD/build/tests/interop_save_state
+for release in "$@"; do
+    venv=$PWD/build/venv-$release
+    if ! install "$release" "$venv" >"$venv.log" 2>&1; then
+        echo "$release: not to be had here ($(tail -n 1 "$venv.log"))"
+        continue
+    fi
+    for name in "${tests[@]}"; do
+        DCP_PYTHON=$venv/bin/python tests/interop/run.sh build "test_$name.py" >"$venv-$name.log" 2>&1
+        case $? in
+            0) echo "$release: $name: $(grep -E '^(Ran|OK)' "$venv-$name.log" | tr '\n' ' ')" ;;
+            77) echo "$release: $name: skipped" ;;
+            *) echo "$release: $name: FAILED, see $venv-$name.log"; failed=1 ;;
+        esac
+    done
+done
+exit $failed

@@ -1,0 +1,112 @@
+"""What the interop tests share: running dcptool, loading with PyTorch, digests in the form of `dcptool hash --json`."""
+
+import hashlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import unittest
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+TOOL = os.environ["DCPTOOL"]
+SAVE_STATE = os.environ["SAVE_STATE"]
+GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "golden"
+RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+
+
+def run(*arguments):
+    done = subprocess.run([str(a) for a in arguments], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise AssertionError(f"{' '.join(map(str, arguments))}: status {done.returncode}: {done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def tool_copy(source, target, *options):
+    run(TOOL, "copy", "--quiet", "--no-sync", *options, source, target)
+
+
+def tool_hash(path):
+    found = json.loads(run(TOOL, "hash", "--json", path))
+    return {"tensors": found["tensors"], "objects": found["objects"]}
+
+
+def tensor_bytes(tensor):
+    """Row-major little-endian bytes, whatever the dtype."""
+    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def digest(tensor):
+    return {
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "sha256": hashlib.sha256(tensor_bytes(tensor)).hexdigest(),
+        "shape": list(tensor.shape),
+    }
+
+
+class Shown:
+    """A tensor inside an object, as dcptool prints it: PyTorch's own text would depend on its print options."""
+
+    def __init__(self, tensor):
+        self.text = f"<tensor {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}>"
+
+    def __repr__(self):
+        return self.text
+
+
+def shown(value):
+    if isinstance(value, torch.Tensor):
+        return Shown(value)
+    return type(value)(map(shown, value)) if type(value) in (list, tuple) else value
+
+
+def digests(flat):
+    """Of a dict of names and leaves."""
+    tensors = {name: digest(value) for name, value in flat.items() if isinstance(value, torch.Tensor)}
+    objects = {name: repr(shown(value)) for name, value in flat.items() if not isinstance(value, torch.Tensor)}
+    return {"tensors": tensors, "objects": objects}
+
+
+def zeros(size, dtype):
+    tensor = torch.empty(size, dtype=dtype)
+    if tensor.numel():
+        tensor.reshape(-1).view(torch.uint8).zero_()
+    return tensor
+
+
+def torch_load(path):
+    """Everything in a checkpoint, by name: loaded by PyTorch into tensors of zeros."""
+    metadata = dcp.FileSystemReader(str(path)).read_metadata()
+    state = {
+        name: zeros(item.size, item.properties.dtype) if isinstance(item, TensorStorageMetadata) else None
+        for name, item in metadata.state_dict_metadata.items()
+    }
+    if state:  # PyTorch has no plan for nothing
+        dcp.load(state, storage_reader=dcp.FileSystemReader(str(path)), no_dist=True)
+    return state
+
+
+def knows_all(dtypes):
+    return all(hasattr(torch, name) for name in dtypes)
+
+
+def has_zstd():
+    """Whether PyTorch's zstd extension works here."""
+    if RELEASE < (2, 7):
+        return False
+    from torch.distributed.checkpoint._extension import ZStandard
+
+    return ZStandard.is_available()
+
+
+def main():
+    """Runs the tests of the calling module; with nothing but skipped ones the status says so."""
+    program = unittest.main(module="__main__", exit=False, verbosity=2)
+    result = program.result
+    if result.wasSuccessful() and result.testsRun and len(result.skipped) == result.testsRun:
+        sys.exit(77)
+    sys.exit(0 if result.wasSuccessful() else 1)
