@@ -220,16 +220,17 @@ static dcp_status index_files(builder *b, dcp_error *err)
 static dcp_status check_mapping(const builder *b, const char *tensor, const json_t *file, dcp_error *err)
 {
     if (!json_is_string(file)) {
-        return dcp__fail(err, DCP_FORMAT, "index: file of tensor '%s' is no string", dcp__print(dcp_str_of(tensor)).text);
+        return dcp__fail(err, DCP_FORMAT, DCP__HF_INDEX ": file of tensor '%s' is no string",
+                         dcp__print(dcp_str_of(tensor)).text);
     }
     dcp_str name = {json_string_value(file), json_string_length(file)};
     uint64_t i, at;
     if (!dcp__strmap_get(&b->file_index, name, &i)) {
-        return dcp__fail(err, DCP_NOT_FOUND, "index: file %s of tensor '%s' is missing", dcp__print(name).text,
+        return dcp__fail(err, DCP_NOT_FOUND, DCP__HF_INDEX ": file %s of tensor '%s' is missing", dcp__print(name).text,
                          dcp__print(dcp_str_of(tensor)).text);
     }
     if (!dcp__strmap_get(&b->files[i].header->by_name, dcp_str_of(tensor), &at)) {
-        return dcp__fail(err, DCP_FORMAT, "index: tensor '%s' is not in file %s", dcp__print(dcp_str_of(tensor)).text,
+        return dcp__fail(err, DCP_FORMAT, DCP__HF_INDEX ": tensor '%s' is not in file %s", dcp__print(dcp_str_of(tensor)).text,
                          dcp__print(name).text);
     }
     return DCP_OK;
@@ -238,7 +239,7 @@ static dcp_status check_mapping(const builder *b, const char *tensor, const json
 static dcp_status check_weight_map(const builder *b, json_t *map, dcp_error *err)
 {
     if (!json_is_object(map)) {
-        return dcp__fail(err, DCP_FORMAT, "index: no object weight_map");
+        return dcp__fail(err, DCP_FORMAT, DCP__HF_INDEX ": no object weight_map");
     }
     const char *tensor;
     json_t *file;
@@ -255,7 +256,7 @@ static dcp_status check_weight_map(const builder *b, json_t *map, dcp_error *err
 static dcp_status check_index(builder *b, dcp_str index, dcp_error *err)
 {
     json_t *root;
-    dcp_status status = dcp__json_parse(b->ctx, index, 0, "index", &root, err);
+    dcp_status status = dcp__json_parse(b->ctx, index, 0, DCP__HF_INDEX, &root, err);
     if (status == DCP_OK) {
         status = index_files(b, err);
         if (status == DCP_OK) {

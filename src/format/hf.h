@@ -5,13 +5,16 @@
 #include "format/metadata.h"
 #include "format/safetensors.h"
 
+/* The file that says which tensor is where. */
+#define DCP__HF_INDEX "model.safetensors.index.json"
+
 /* One file of the directory with its parsed header. */
 typedef struct dcp__hf_file {
     dcp_str name;
     const dcp__safetensors *header;
 } dcp__hf_file;
 
-/* index is the text of model.safetensors.index.json, ptr NULL if there is none. Checks that the files form a whole sequence
+/* index is the text of DCP__HF_INDEX, ptr NULL if there is none. Checks that the files form a whole sequence
  * (shards R from 1 without a gap, up to the number of ranks where our own key states it; parts X from 1 to Y, unless an index
  * names the files), that the index agrees with the files, and computes global shapes: our own key where present, else the largest
  * offset + extent. Tensors become entries with DCP__FORM_RAW chunks, in the order of the files and of their data; own.world is

@@ -154,6 +154,22 @@ dcp_status dcp__check_view(dcp_dtype dtype, int ndim, const int64_t *sizes, cons
     return DCP_OK;
 }
 
+/* torch.save keeps expanded tensors as they are: a few bytes that stand for many. What a view adds to its storage is bounded as
+ * the memory of parsers is. */
+static dcp_status check_spread(const dcp_context *ctx, dcp_dtype dtype, int ndim, const int64_t *sizes, uint64_t storage_bytes,
+                               dcp_error *err)
+{
+    uint64_t bytes = dcp_dtype_bytes(dtype); /* times the sizes, which fits */
+    for (int i = 0; i < ndim; i++) {
+        bytes *= (uint64_t)sizes[i];
+    }
+    if (bytes > storage_bytes && bytes - storage_bytes > ctx->limits.max_parse_bytes) {
+        return dcp__fail(err, DCP_LIMIT, "tensor: a view of %llu bytes of a storage of %llu", (unsigned long long)bytes,
+                         (unsigned long long)storage_bytes);
+    }
+    return DCP_OK;
+}
+
 /* A tuple, a list or a torch.Size of integers; false if it is none or too long. */
 static bool get_ints(dcp__pv v, int64_t *out, int *n)
 {
@@ -244,7 +260,11 @@ static dcp_status build_plain(dcp__builder *b, const dcp__call *c, bool is_v3, d
     }
     uint64_t span_bytes;
     st = dcp__check_view(dtype, ndim, sizes, strides, lazy.storage_offset, ref->elems * ref->elem_bytes, &span_bytes, err);
+    st = st ? st : check_spread(b->ctx, dtype, ndim, sizes, ref->elems * ref->elem_bytes, err);
     if (st) {
+        if (err) {
+            err->offset = c->start;
+        }
         return st;
     }
     dcp_tensor t = {.dtype = dtype, .ndim = ndim, .extents = sizes, .strides = strides};

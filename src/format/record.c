@@ -4,6 +4,7 @@
 #include "base/hash.h"
 #include "format/object_builder.h"
 #include "format/record_internal.h"
+#include "state/strided.h"
 
 #define MAX_VERSION 10
 
@@ -382,6 +383,20 @@ static dcp_status legacy_payload(dcp_context *ctx, const dcp__source *src, dcp__
     return st;
 }
 
+/* A record holds at least as many elements as its tensor, whose strides may be anything: PyTorch writes expanded tensors out. So
+ * a few bytes cannot stand for a tensor that fills the memory. */
+static dcp_status check_density(const dcp__payload *p, dcp_error *err)
+{
+    int64_t elems;
+    uint64_t bytes;
+    if (!dcp__elems(p->ndim, p->sizes, &elems) || !dcp__mul_u64((uint64_t)elems, dcp_dtype_bytes(p->dtype), &bytes) ||
+        bytes > p->storage.full_bytes) {
+        return dcp__fail(err, DCP_FORMAT, "record holds %llu bytes of elements, fewer than its tensor has",
+                         (unsigned long long)p->storage.full_bytes);
+    }
+    return DCP_OK;
+}
+
 static dcp_status any_payload(dcp_context *ctx, const dcp__source *src, dcp__payload *out, dcp_error *err)
 {
     uint8_t first[16];
@@ -391,9 +406,10 @@ static dcp_status any_payload(dcp_context *ctx, const dcp__source *src, dcp__pay
         return st;
     }
     dcp__sniff sniff = dcp__sniff_bytes(first, n, src->size);
-    return sniff == DCP__IS_ZIP      ? zip_payload(ctx, src, out, err)
-           : sniff == DCP__IS_LEGACY ? legacy_payload(ctx, src, out, err)
-                                     : not_an_archive(sniff, err);
+    st = sniff == DCP__IS_ZIP      ? zip_payload(ctx, src, out, err)
+         : sniff == DCP__IS_LEGACY ? legacy_payload(ctx, src, out, err)
+                                   : not_an_archive(sniff, err);
+    return st ? st : check_density(out, err);
 }
 
 /* ---- few reads ---- */
