@@ -65,7 +65,12 @@ static dcp_status hash_slabs(dcp_checkpoint *ck, const dcp_item *item, EVP_MD_CT
 {
     int64_t offsets[DCP_MAX_NDIM] = {0};
     slabs s = item->bytes ? cut(item) : (slabs){0};
-    dcp_status status = EVP_DigestInit_ex(md, EVP_sha256(), NULL) == 1 ? DCP_OK : dcp__fail(err, DCP_INTERNAL, "no sha-256");
+    bool in_parts = (uint64_t)s.bytes < item->bytes;
+    dcp_status status = in_parts && ck->check_crc ? dcp_item_check_crc(ck, item, err) : DCP_OK;
+    if (status != DCP_OK) {
+        return status;
+    }
+    status = EVP_DigestInit_ex(md, EVP_sha256(), NULL) == 1 ? DCP_OK : dcp__fail(err, DCP_INTERNAL, "no sha-256");
     if (status == DCP_OK && item->bytes) {
         void *buf = dcp__alloc_aligned(ck->ctx, 64, (size_t)s.bytes);
         status = buf ? DCP_OK : dcp__nomem(err);

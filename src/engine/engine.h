@@ -101,8 +101,11 @@ void dcp__close_files(dcp_checkpoint *ck);
 /* ---- spool.c: decoded records ---- */
 
 typedef struct dcp__spool dcp__spool;
-/* The decoded bytes of a record with transforms, in memory or, if they are many, in a temporary file that has no name. */
-dcp_status dcp__spool_acquire(dcp_checkpoint *ck, uint32_t storage, dcp__spool **out, dcp_error *err);
+/* The decoded bytes of a record with transforms, in memory or, if they are many, in a temporary file that has no name. More than
+ * max_bytes of them are LIMIT. */
+dcp_status dcp__spool_acquire(dcp_checkpoint *ck, uint32_t storage, uint64_t max_bytes, dcp__spool **out, dcp_error *err);
+/* How many the record of a chunk, or of an object (NULL), may have: its elements and what stands around them. */
+uint64_t dcp__spool_limit(const dcp_checkpoint *ck, const dcp__entry *e, const dcp__chunk *c);
 void dcp__spool_release(dcp_checkpoint *ck, dcp__spool *s);
 void dcp__spool_drop(dcp_checkpoint *ck); /* the kept ones */
 dcp__source dcp__spool_source(const dcp__spool *s);
@@ -131,10 +134,16 @@ dcp_status dcp__sniff_storage(dcp_file *f, uint64_t bytes, const dcp__storage *s
                               dcp_error *err);
 /* Makes an error's offset, relative to l's source, one of the file; drops it if the source is decoded. */
 void dcp__to_file_offset(const dcp__located *l, dcp_error *err);
+/* Gives an error about what is in a record, if it has no offset, the one where the record starts. */
+void dcp__to_record_offset(const dcp__storage *s, dcp_status code, dcp_error *err);
 /* Dtype and shape of a payload against the metadata: MISMATCH becomes FORMAT, since the checkpoint contradicts itself. */
 dcp_status dcp__check_payload(const dcp__entry *e, const dcp__chunk *c, const dcp__payload *p, dcp_error *err);
 /* Entry behind a public item of this checkpoint. */
 const dcp__entry *dcp__entry_of(const dcp_item *item);
+
+/* Can all of a tensor be read: is it covered, and do its large records hold what the metadata says? Asked before memory is taken
+ * for it that only a lie may need. */
+dcp_status dcp__check_readable(dcp_checkpoint *ck, const dcp_item *item, dcp_error *err);
 
 /* ---- tile.c: boxes of a payload into strided memory ---- */
 
@@ -155,6 +164,8 @@ dcp_status dcp__check_storage_crc(dcp_context *ctx, const dcp__source *src, cons
 
 /* ---- errors ---- */
 
+/* "[3, 5]"; long ones are cut. */
+const char *dcp__print_shape(char text[96], int ndim, const int64_t *sizes);
 /* Puts `file "x", item "y": ` in front of the message. Each may be absent: file < 0, fqn.ptr NULL. */
 dcp_status dcp__in_item(const dcp_checkpoint *ck, int64_t file, dcp_str fqn, dcp_status code, dcp_error *err);
 

@@ -12,7 +12,8 @@
 static dcp_status read_new_tensor(dcp_checkpoint *ck, const dcp_item *item, dcp_value **out, dcp_error *err)
 {
     dcp_value *v;
-    dcp_status status = dcp_tensor_alloc(ck->ctx, item->dtype, item->ndim, item->extents, &v, err);
+    dcp_status status = dcp__check_readable(ck, item, err);
+    status = status == DCP_OK ? dcp_tensor_alloc(ck->ctx, item->dtype, item->ndim, item->extents, &v, err) : status;
     if (status != DCP_OK) {
         return status;
     }

@@ -4,7 +4,7 @@
 #include "engine/engine.h"
 #include "format/hf.h"
 
-static const char index_name[] = "model.safetensors.index.json";
+static const char index_name[] = DCP__HF_INDEX;
 
 static dcp_status read_header(dcp_checkpoint *ck, const char *name, dcp_error *err)
 {
@@ -49,7 +49,8 @@ dcp_status dcp__load_safetensors(dcp_checkpoint *ck, const char **names, size_t 
         status = read_index(ck, &index, err);
     }
     if (status == DCP_OK) {
-        dcp_str text = {has_index ? (char *)index.data : NULL, index.len};
+        const char *content = index.data ? (const char *)index.data : ""; /* an empty index is one, though a bad one */
+        dcp_str text = {has_index ? content : NULL, index.len};
         status = ck->layout == DCP_LAYOUT_SAFETENSORS ? dcp__safetensors_metadata(ck->ctx, files, &ck->meta, err)
                                                       : dcp__hf_metadata(ck->ctx, files, n, text, &ck->meta, err);
     }

@@ -5,10 +5,11 @@
 #include <string.h>
 
 #include "engine/engine.h"
+#include "format/hf.h"
 
 static const char metadata_name[] = ".metadata";
 static const char temporary_name[] = ".metadata.tmp";
-static const char index_name[] = "model.safetensors.index.json";
+static const char index_name[] = DCP__HF_INDEX;
 
 const char *dcp_layout_name(dcp_layout layout)
 {
@@ -42,15 +43,15 @@ static bool ends_with(const char *name, const char *end)
     return len >= end_len && strcmp(name + len - end_len, end) == 0;
 }
 
-/* The rank of "__12.metadata", -1 for other names. */
+/* The rank of "__12.metadata", -1 for other names: PyTorch writes no leading zeros. */
 static int rank_of(const char *name)
 {
-    if (strncmp(name, "__", 2) != 0 || name[2] < '0' || name[2] > '9') {
+    if (strncmp(name, "__", 2) != 0 || name[2] < '0' || name[2] > '9' || (name[2] == '0' && name[3] != '.')) {
         return -1;
     }
     char *end;
     unsigned long rank = strtoul(name + 2, &end, 10);
-    return strcmp(end, metadata_name) == 0 && rank <= INT_MAX ? (int)rank : -1;
+    return strcmp(end, metadata_name) == 0 && rank < INT_MAX ? (int)rank : -1;
 }
 
 static void add_rank(listing *l, int rank)

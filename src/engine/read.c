@@ -8,6 +8,7 @@
 
 #define PART_BYTES ((uint64_t)8 << 20)
 #define BATCH_STEPS 64
+#define LARGE_CLAIM_BYTES ((uint64_t)16 << 20)
 #define ONE_WORKER_BYTES ((uint64_t)1 << 20) /* less is not worth a thread */
 
 /* A part of a step for one worker: a window, or the indexes [from, to) of one dimension of a piece. */
@@ -115,7 +116,13 @@ static dcp_status locate_step(void *arg, size_t i, int w, dcp_error *err)
         return DCP_OK;
     }
     dcp_status status = dcp__locate_chunk(r->ck, first->entry, first->chunk, l, err);
-    status = status == DCP_OK ? dcp__check_unit_crc(r->plan, u, &l->source, &l->payload, err) : status;
+    if (status == DCP_OK) {
+        status = dcp__check_unit_crc(r->plan, u, &l->source, &l->payload, err);
+        if (status != DCP_OK) {
+            dcp__to_file_offset(l, err);
+            dcp__to_record_offset(u->storage, status, err);
+        }
+    }
     return status == DCP_OK ? status : dcp__in_item(r->ck, u->storage->file, first->entry->item.fqn, status, err);
 }
 
@@ -190,6 +197,7 @@ static dcp_status read_part(void *arg, size_t i, int w, dcp_error *err)
         return status;
     }
     dcp__to_file_offset(l, err);
+    dcp__to_record_offset(r->plan->units[p->step->first].storage, status, err);
     return dcp__in_item(r->ck, l->file, p->piece->entry->item.fqn, status, err);
 }
 
@@ -243,6 +251,67 @@ static dcp_status carry_out(dcp_checkpoint *ck, const dcp__read_plan *plan, dcp_
     r->plan = plan;
     dcp_status status = read_steps(r, err);
     dcp__free(ck->ctx, r);
+    return status;
+}
+
+static dcp_status check_large_unit(dcp_checkpoint *ck, const dcp__read_plan *plan, const dcp__unit *u, dcp_error *err)
+{
+    const dcp__piece *p = &plan->pieces[u->first];
+    dcp__located l;
+    if (p->bytes <= LARGE_CLAIM_BYTES) {
+        return DCP_OK;
+    }
+    dcp_status status = dcp__locate_chunk(ck, p->entry, p->chunk, &l, err);
+    if (status != DCP_OK) {
+        return dcp__in_item(ck, u->storage->file, p->entry->item.fqn, status, err);
+    }
+    dcp__located_release(ck, &l);
+    return DCP_OK;
+}
+
+dcp_status dcp__check_readable(dcp_checkpoint *ck, const dcp_item *item, dcp_error *err)
+{
+    if (item->bytes <= LARGE_CLAIM_BYTES) {
+        return DCP_OK;
+    }
+    char nothing; /* a plan needs a place, and does not touch it */
+    const dcp_read_request q = {item, {NULL, NULL}, dcp_tensor_make(item->dtype, item->ndim, item->extents, &nothing)};
+    dcp__read_plan plan;
+    dcp_status status = dcp__plan_read(ck, &q, 1, &plan, err);
+    for (size_t i = 0; i < plan.n_units && status == DCP_OK; i++) {
+        status = check_large_unit(ck, &plan, &plan.units[i], err);
+    }
+    dcp__read_plan_reset(&plan);
+    return status;
+}
+
+static dcp_status check_chunk_crc(dcp_checkpoint *ck, const dcp__entry *e, const dcp__chunk *c, dcp_error *err)
+{
+    dcp__located l;
+    const dcp__storage *s = &ck->meta->storages[c->storage];
+    dcp_status status = dcp__locate_chunk(ck, e, c, &l, err);
+    if (status == DCP_OK && l.payload.storage.has_crc && !l.payload.storage.is_deflated) {
+        status = dcp__check_storage_crc(ck->ctx, &l.source, &l.payload.storage, err);
+        if (status != DCP_OK) {
+            dcp__to_file_offset(&l, err);
+            dcp__to_record_offset(s, status, err);
+        }
+    }
+    dcp__located_release(ck, &l);
+    return status == DCP_OK ? status : dcp__in_item(ck, s->file, e->item.fqn, status, err);
+}
+
+dcp_status dcp_item_check_crc(dcp_checkpoint *ck, const dcp_item *item, dcp_error *err)
+{
+    if (!ck || !item) {
+        return dcp__fail(err, DCP_ARG, "check: no %s", ck ? "item" : "checkpoint");
+    }
+    const dcp__entry *e = dcp__entry_of(item);
+    dcp_status status = DCP_OK;
+    for (size_t i = 0; item->kind == DCP_ITEM_TENSOR && i < item->n_chunks && status == DCP_OK; i++) {
+        const dcp__chunk *c = &ck->meta->chunks[e->first_chunk + i];
+        status = c->storage == DCP__NO_STORAGE ? DCP_OK : check_chunk_crc(ck, e, c, err); /* a missing one is told by reading */
+    }
     return status;
 }
 

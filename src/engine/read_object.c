@@ -183,27 +183,32 @@ static dcp_status read_archive(dcp_checkpoint *ck, const dcp__source *src, dcp_v
     return status;
 }
 
-static dcp_status read_record(dcp_checkpoint *ck, uint32_t storage, dcp_value **out, dcp_error *err)
+static dcp_status read_decoded_record(dcp_checkpoint *ck, uint32_t storage, dcp_value **out, dcp_error *err)
 {
-    const dcp__storage *s = &ck->meta->storages[storage];
-    dcp_file *f;
-    uint64_t bytes;
-    dcp_status status;
-    if (s->transforms) {
-        dcp__spool *spool;
-        status = dcp__spool_acquire(ck, storage, &spool, err);
-        if (status == DCP_OK) {
-            dcp__source src = dcp__spool_source(spool);
-            status = read_archive(ck, &src, out, err);
-            dcp__spool_release(ck, spool);
-        }
-        return status;
-    }
-    status = dcp__file_acquire(ck, s->file, &f, &bytes, err);
+    dcp__spool *spool;
+    dcp__located decoded = {.file_offset = DCP_NO_OFFSET};
+    dcp_status status = dcp__spool_acquire(ck, storage, dcp__spool_limit(ck, NULL, NULL), &spool, err);
     if (status != DCP_OK) {
         return status;
     }
+    dcp__source src = dcp__spool_source(spool);
+    status = read_archive(ck, &src, out, err);
+    if (status != DCP_OK) {
+        dcp__to_file_offset(&decoded, err);
+    }
+    dcp__spool_release(ck, spool);
+    return status;
+}
+
+static dcp_status read_stored_record(dcp_checkpoint *ck, const dcp__storage *s, dcp_value **out, dcp_error *err)
+{
+    dcp_file *f;
+    uint64_t bytes;
     dcp__located place = {.file_offset = s->offset};
+    dcp_status status = dcp__file_acquire(ck, s->file, &f, &bytes, err);
+    if (status != DCP_OK) {
+        return status;
+    }
     if (!dcp__range_fits(s->offset, s->length, bytes)) {
         status = dcp__fail_at(err, DCP_FORMAT, 0, "record of %llu bytes at %llu exceeds the file's %llu",
                               (unsigned long long)s->length, (unsigned long long)s->offset, (unsigned long long)bytes);
@@ -213,6 +218,27 @@ static dcp_status read_record(dcp_checkpoint *ck, uint32_t storage, dcp_value **
     }
     if (status != DCP_OK) {
         dcp__to_file_offset(&place, err);
+        dcp__to_record_offset(s, status, err);
+    }
+    dcp__file_release(ck, s->file);
+    return status;
+}
+
+static dcp_status read_record(dcp_checkpoint *ck, uint32_t storage, dcp_value **out, dcp_error *err)
+{
+    const dcp__storage *s = &ck->meta->storages[storage];
+    if (!s->transforms) {
+        return read_stored_record(ck, s, out, err);
+    }
+    dcp_file *f;
+    uint64_t bytes;
+    dcp_status status = dcp__file_acquire(ck, s->file, &f, &bytes, err);
+    if (status != DCP_OK) {
+        return status; /* none of what is in the record */
+    }
+    status = read_decoded_record(ck, storage, out, err);
+    if (status != DCP_OK) {
+        dcp__to_record_offset(s, status, err);
     }
     dcp__file_release(ck, s->file);
     return status;

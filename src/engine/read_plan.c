@@ -109,7 +109,12 @@ static dcp_status check_coverage(dcp__read_plan *r, const dcp__entry *e, const d
         return status;
     }
     if (t.fault == DCP__TILING_GAP) {
-        return dcp__fail(err, DCP_FORMAT, "its chunks leave out %lld of the elements wanted", (long long)t.missing);
+        char at[96];
+        for (int d = 0; d < e->item.ndim; d++) {
+            t.at[d] += wanted->offsets[d];
+        }
+        return dcp__fail(err, DCP_FORMAT, "its chunks leave out %lld of the elements wanted, the first at %s",
+                         (long long)t.missing, dcp__print_shape(at, e->item.ndim, t.at));
     }
     return dcp__fail(err, DCP_FORMAT, "its chunks overlap: %td and %td",
                      r->pieces[first + t.a].chunk - &r->ck->meta->chunks[e->first_chunk],

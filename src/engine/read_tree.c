@@ -40,7 +40,8 @@ static dcp_status tensor_leaf(tree *t, const dcp_item *item, bool with_data, dcp
         dcp_tensor shape = dcp_tensor_make(item->dtype, item->ndim, item->extents, NULL);
         return dcp__lazy_tensor_create(t->ck->ctx, &shape, &unread, out, err);
     }
-    dcp_status status = dcp_tensor_alloc(t->ck->ctx, item->dtype, item->ndim, item->extents, out, err);
+    dcp_status status = dcp__check_readable(t->ck, item, err);
+    status = status == DCP_OK ? dcp_tensor_alloc(t->ck->ctx, item->dtype, item->ndim, item->extents, out, err) : status;
     if (status == DCP_OK) {
         t->requests[t->n_requests++] = (dcp_read_request){.item = item, .dst = *dcp_value_tensor(*out)};
     }

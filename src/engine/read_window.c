@@ -57,6 +57,7 @@ static dcp_status read_unit_of_window(const dcp__read_plan *r, const dcp__step *
     }
     if (status != DCP_OK) {
         dcp__to_file_offset(&l, err);
+        dcp__to_record_offset(u->storage, status, err);
     }
     dcp__located_release(r->ck, &l);
     return status == DCP_OK ? status : dcp__in_item(r->ck, u->storage->file, first->entry->item.fqn, status, err);

@@ -24,7 +24,7 @@ dcp_status dcp__in_item(const dcp_checkpoint *ck, int64_t file, dcp_str fqn, dcp
 /* ---- checks ---- */
 
 /* "[3, 5]" */
-static const char *shape_text(char text[96], int ndim, const int64_t *sizes)
+const char *dcp__print_shape(char text[96], int ndim, const int64_t *sizes)
 {
     size_t n = (size_t)snprintf(text, 96, "[");
     for (int d = 0; d < ndim && n < 80; d++) {
@@ -42,8 +42,8 @@ dcp_status dcp__check_payload(const dcp__entry *e, const dcp__chunk *c, const dc
                          dcp_dtype_name(e->item.dtype));
     }
     if (p->ndim != e->item.ndim || memcmp(p->sizes, c->sizes, (size_t)p->ndim * sizeof *p->sizes) != 0) {
-        return dcp__fail(err, DCP_FORMAT, "the record holds shape %s, the metadata says %s", shape_text(found, p->ndim, p->sizes),
-                         shape_text(expected, e->item.ndim, c->sizes));
+        return dcp__fail(err, DCP_FORMAT, "the record holds shape %s, the metadata says %s",
+                         dcp__print_shape(found, p->ndim, p->sizes), dcp__print_shape(expected, e->item.ndim, c->sizes));
     }
     return DCP_OK;
 }
@@ -84,6 +84,14 @@ void dcp__to_file_offset(const dcp__located *l, dcp_error *err)
 {
     if (err && err->offset != DCP_NO_OFFSET) {
         err->offset = l->file_offset == DCP_NO_OFFSET ? DCP_NO_OFFSET : err->offset + l->file_offset;
+    }
+}
+
+void dcp__to_record_offset(const dcp__storage *s, dcp_status code, dcp_error *err)
+{
+    bool is_content = code == DCP_FORMAT || code == DCP_CHECKSUM || code == DCP_LIMIT || code == DCP_UNSUPPORTED;
+    if (err && is_content && err->offset == DCP_NO_OFFSET) {
+        err->offset = s->offset;
     }
 }
 
@@ -242,7 +250,7 @@ static dcp_status locate_record(dcp_checkpoint *ck, const dcp__entry *e, const d
     }
     status = check_range(s->offset, s->length, bytes, err);
     if (status == DCP_OK && s->transforms) {
-        status = dcp__spool_acquire(ck, c->storage, &out->spool, err);
+        status = dcp__spool_acquire(ck, c->storage, dcp__spool_limit(ck, e, c), &out->spool, err);
     }
     if (status != DCP_OK) {
         return status;
@@ -293,6 +301,9 @@ dcp_status dcp__locate_chunk(dcp_checkpoint *ck, const dcp__entry *e, const dcp_
     status = status == DCP_OK ? dcp__check_payload(e, c, &out->payload, err) : status;
     status = status == DCP_OK ? inflate_storage(ck, out, err) : status;
     if (status != DCP_OK) {
+        if (out->holds_file) {
+            dcp__to_record_offset(s, status, err);
+        }
         dcp__located_release(ck, out);
     }
     return status;

@@ -9,7 +9,10 @@
 
 #include "engine/engine.h"
 #include "format/transform.h"
+#include "state/strided.h"
 
+/* Around the elements in a record: a pickle, names, padding, more than any writer of records makes. */
+#define RECORD_EXTRA_BYTES ((uint64_t)1 << 20)
 #define INFLATE_CHUNK_BYTES ((size_t)256 << 10)
 
 struct dcp__spool {
@@ -18,16 +21,17 @@ struct dcp__spool {
     uint32_t storage;        /* DCP__NO_STORAGE: not to be kept */
     int users;               /* guarded by the checkpoint's lock */
     dcp__buf memory;
-    uint64_t memory_limit;
+    uint64_t memory_limit, max_bytes;
     int fd; /* -1: all in memory */
     uint64_t bytes;
 };
 
-static dcp__spool *create(dcp_context *ctx, uint32_t storage)
+static dcp__spool *create(dcp_context *ctx, uint32_t storage, uint64_t max_bytes)
 {
     dcp__spool *s = dcp__calloc(ctx, 1, sizeof *s);
     if (s) {
         *s = (dcp__spool){.ctx = ctx, .storage = storage, .users = 1, .fd = -1};
+        s->max_bytes = max_bytes;
         s->memory_limit = ctx->memory_bytes / 4 / (uint64_t)ctx->threads;
         dcp__buf_init(&s->memory, ctx);
     }
@@ -90,6 +94,9 @@ static dcp_status move_to_file(dcp__spool *s, dcp_error *err)
 static dcp_status append(void *user, const void *bytes, size_t n, dcp_error *err)
 {
     dcp__spool *s = user;
+    if (n > s->max_bytes - s->bytes) {
+        return dcp__fail(err, DCP_LIMIT, "record is longer than %llu bytes when decoded", (unsigned long long)s->max_bytes);
+    }
     if (s->fd < 0 && n > s->memory_limit - s->memory.len) {
         dcp_status status = move_to_file(s, err);
         if (status != DCP_OK) {
@@ -165,11 +172,22 @@ static dcp__spool *take_kept(dcp_checkpoint *ck, uint32_t storage)
     return s;
 }
 
-dcp_status dcp__spool_acquire(dcp_checkpoint *ck, uint32_t storage, dcp__spool **out, dcp_error *err)
+uint64_t dcp__spool_limit(const dcp_checkpoint *ck, const dcp__entry *e, const dcp__chunk *c)
+{
+    uint64_t bytes = ck->ctx->limits.max_parse_bytes;
+    int64_t elems;
+    if (c &&
+        !(dcp__elems(e->item.ndim, c->sizes, &elems) && dcp__mul_u64((uint64_t)elems, dcp_dtype_bytes(e->item.dtype), &bytes))) {
+        bytes = UINT64_MAX;
+    }
+    return bytes <= UINT64_MAX - RECORD_EXTRA_BYTES ? bytes + RECORD_EXTRA_BYTES : UINT64_MAX;
+}
+
+dcp_status dcp__spool_acquire(dcp_checkpoint *ck, uint32_t storage, uint64_t max_bytes, dcp__spool **out, dcp_error *err)
 {
     dcp__spool *s = take_kept(ck, storage);
     if (!s) {
-        s = create(ck->ctx, storage);
+        s = create(ck->ctx, storage, max_bytes);
         if (!s) {
             return dcp__nomem(err);
         }
@@ -271,7 +289,7 @@ dcp_status dcp__spool_inflate(dcp_checkpoint *ck, const dcp__source *src, const 
 {
     z_stream z = {0};
     dcp_status status = DCP_OK;
-    dcp__spool *s = create(ck->ctx, DCP__NO_STORAGE);
+    dcp__spool *s = create(ck->ctx, DCP__NO_STORAGE, span->full_bytes);
     uint8_t *buffers = dcp__alloc(ck->ctx, 2 * INFLATE_CHUNK_BYTES);
     if (!s || !buffers || inflateInit2(&z, -MAX_WBITS) != Z_OK) {
         status = dcp__nomem(err);

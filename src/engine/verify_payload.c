@@ -136,16 +136,23 @@ static dcp_status read_together(const subject *s, uint64_t from, uint64_t bytes,
 
 /* ---- members ---- */
 
-/* Item that a member belongs to: in a torch.save file the first that reads its bytes. */
+/* Item that a member belongs to: in a torch.save file the first that reads its bytes. Records are in order of offset. */
 static dcp_str member_fqn(const subject *s, const dcp__zip_member *m)
 {
     const dcp__verify *v = s->v;
-    for (size_t i = 0; !s->r && i < v->n_records; i++) {
-        if (v->records[i].offset == m->data) {
-            return dcp__verify_fqn(v, &v->records[i]);
+    if (s->r) {
+        return fqn_of(s);
+    }
+    size_t low = 0, high = v->n_records;
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+        if (v->records[mid].offset < m->data) {
+            low = mid + 1;
+        } else {
+            high = mid;
         }
     }
-    return fqn_of(s);
+    return low < v->n_records && v->records[low].offset == m->data ? dcp__verify_fqn(v, &v->records[low]) : fqn_of(s);
 }
 
 static void judge_member(subject *s, const dcp__zip_member *m, uint32_t crc)
@@ -421,6 +428,23 @@ static dcp_status check_archive(subject *s, bool with_digest, bool is_alone, dcp
     return status;
 }
 
+/* The most that any of the items that name the record allows it to have when decoded. */
+static uint64_t decoded_limit(const subject *s)
+{
+    const dcp__metadata *m = s->v->ck->meta;
+    uint64_t most = 0;
+    for (size_t i = s->r->first; i < s->r->end; i++) {
+        uint32_t storage = s->v->ranges->order[i];
+        for (size_t u = s->v->first_use[storage]; u < s->v->first_use[storage + 1]; u++) {
+            dcp__use use = s->v->uses[u];
+            const dcp__chunk *c = use.chunk == DCP__NO_STORAGE ? NULL : &m->chunks[use.chunk];
+            uint64_t limit = dcp__spool_limit(s->v->ck, &m->entries[use.entry], c);
+            most = limit > most ? limit : most;
+        }
+    }
+    return most ? most : dcp__spool_limit(s->v->ck, NULL, NULL);
+}
+
 /* A record with transforms: the digest is of the stored bytes, all else of the decoded ones. */
 static dcp_status check_transformed(subject *s, dcp_error *err)
 {
@@ -430,7 +454,7 @@ static dcp_status check_transformed(subject *s, dcp_error *err)
     if (status != DCP_OK) {
         return status;
     }
-    status = dcp__spool_acquire(s->v->ck, s->r->storage, &spool, &fault);
+    status = dcp__spool_acquire(s->v->ck, s->r->storage, decoded_limit(s), &spool, &fault);
     if (status != DCP_OK) {
         return dcp__verify_note(s->v, s->file, fqn_of(s), fault.offset == DCP_NO_OFFSET ? s->base : 0, &fault, err);
     }
