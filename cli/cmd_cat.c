@@ -207,10 +207,24 @@ static bool cat_summary(const cat_args *args, const selection *sel)
     return true;
 }
 
+/* What comes first is held back until the first elements have been read, so that a failure before them prints nothing. */
+typedef struct elem_output {
+    const selection *sel;
+    char head[NPY_HEADER_BYTES];
+    size_t head_bytes; /* not yet written */
+} elem_output;
+
+static bool write_head(elem_output *out)
+{
+    size_t n = out->head_bytes;
+    out->head_bytes = 0;
+    return fwrite(out->head, 1, n, stdout) == n;
+}
+
 static bool write_elems(void *user, const void *elems, size_t n)
 {
-    const selection *sel = user;
-    return fwrite(elems, dcp_dtype_bytes(sel->item->dtype), n, stdout) == n;
+    elem_output *out = user;
+    return write_head(out) && fwrite(elems, dcp_dtype_bytes(out->sel->item->dtype), n, stdout) == n;
 }
 
 /* Bytes would garble a terminal, and nobody could read them. */
@@ -223,14 +237,15 @@ static bool refuse_terminal(void)
     return true;
 }
 
-static bool cat_raw(selection *sel)
+static bool cat_raw(const selection *sel)
 {
-    return !refuse_terminal() && read_slabs(sel, write_elems, sel);
+    elem_output out = {.sel = sel};
+    return !refuse_terminal() && read_slabs(sel, write_elems, &out);
 }
 
-static bool cat_npy(const cat_args *args, selection *sel)
+static bool cat_npy(const cat_args *args, const selection *sel)
 {
-    char header[NPY_HEADER_BYTES];
+    elem_output out = {.sel = sel};
     const char *descr = npy_descr(sel->item->dtype);
     if (!descr && args->as_bits) {
         descr = npy_descr_bits(sel->item->dtype);
@@ -243,24 +258,56 @@ static bool cat_npy(const cat_args *args, selection *sel)
     if (refuse_terminal()) {
         return false;
     }
-    fwrite(header, 1, npy_header(descr, sel->ndim, sel->shape, header), stdout);
-    return read_slabs(sel, write_elems, sel);
+    out.head_bytes = npy_header(descr, sel->ndim, sel->shape, out.head);
+    return read_slabs(sel, write_elems, &out) && write_head(&out);
+}
+
+/* Lists are opened with the first elements, as above. */
+typedef struct json_output {
+    const selection *sel;
+    nested_json nested;
+    bool is_begun;
+} json_output;
+
+static bool begin_json(json_output *out)
+{
+    const selection *sel = out->sel;
+    if (out->is_begun) {
+        return true;
+    }
+    out->is_begun = nested_json_begin(&out->nested, stdout, sel->item->dtype, sel->ndim, sel->shape);
+    if (!out->is_begun) {
+        complain("too many empty lists to print");
+    }
+    return out->is_begun;
 }
 
 static bool add_to_json(void *user, const void *elems, size_t n)
 {
-    nested_json_add(user, elems, n);
+    json_output *out = user;
+    if (!begin_json(out)) {
+        return false;
+    }
+    nested_json_add(&out->nested, elems, n);
     return !ferror(stdout);
 }
 
 static bool cat_json(const selection *sel)
 {
-    nested_json nested;
-    if (!nested_json_begin(&nested, stdout, sel->item->dtype, sel->ndim, sel->shape)) {
-        complain("too many empty lists to print");
-        return false;
+    json_output out = {.sel = sel};
+    return read_slabs(sel, add_to_json, &out) && begin_json(&out);
+}
+
+/* What is read in parts has no checksum of its own, so all of it is checked before any is printed. A slice reads what it needs.
+ */
+static bool check_whole(const cat_args *args, const selection *sel)
+{
+    dcp_error err = DCP_ERROR_INIT;
+    if (args->slice || sel->item->bytes <= sel->budget_bytes || dcp_item_check_crc(sel->ck, sel->item, &err) == DCP_OK) {
+        return true;
     }
-    return read_slabs(sel, add_to_json, &nested);
+    complain_error(&err);
+    return false;
 }
 
 static bool cat_tensor(const cat_args *args, selection *sel)
@@ -271,6 +318,9 @@ static bool cat_tensor(const cat_args *args, selection *sel)
         return false;
     }
     sel->ndim = slice_shape(&sel->slice, sel->shape);
+    if (!check_whole(args, sel)) {
+        return false;
+    }
     switch (args->format) {
     case FORMAT_NPY: return cat_npy(args, sel);
     case FORMAT_RAW: return cat_raw(sel);
@@ -342,7 +392,7 @@ static bool cat_object(const cat_args *args, dcp_checkpoint *ck, const dcp_item 
         complain_error(&err);
         return false;
     }
-    bool is_good = dcp_value_repr(value, 0, &text, &repr.len, &err) == DCP_OK;
+    bool is_good = item_repr(item, value, &text, &repr.len, &err) == DCP_OK;
     if (is_good) {
         repr.ptr = text;
         print_object(args, item, type_name(value), repr);

@@ -44,7 +44,7 @@ static dcp_status digest_object(dcp_checkpoint *ck, digest *d, dcp_error *err)
     if (rc != DCP_OK) {
         return rc;
     }
-    rc = dcp_value_repr(value, 0, &d->repr, &d->repr_len, err);
+    rc = item_repr(d->item, value, &d->repr, &d->repr_len, err);
     dcp_value_free(value);
     if (rc == DCP_OK && !EVP_Digest(d->repr, d->repr_len, d->sha256, NULL, EVP_sha256(), NULL)) {
         complain("libcrypto has no SHA-256");

@@ -181,3 +181,16 @@ bool item_files(const dcp_checkpoint *ck, const dcp_item *item, const char ***ou
     *out = names;
     return true;
 }
+
+dcp_status item_repr(const dcp_item *item, const dcp_value *value, char **out, size_t *len, dcp_error *err)
+{
+    dcp_error cause = DCP_ERROR_INIT;
+    dcp_status rc = dcp_value_repr(value, 0, out, len, &cause);
+    if (rc != DCP_OK) {
+        char *name = escape_text(item->fqn, ESCAPE_NAME);
+        *err = cause;
+        snprintf(err->message, sizeof err->message, "item \"%.200s\": %.700s", name, cause.message);
+        free(name);
+    }
+    return rc;
+}

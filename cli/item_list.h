@@ -27,4 +27,7 @@ bool item_files(const dcp_checkpoint *ck, const dcp_item *item, const char ***ou
 /* dtype of a tensor, "object" otherwise. */
 const char *item_type_name(const dcp_item *item);
 
+/* Python's repr of an item's value; errors name the item. *out is freed with dcp_text_free. */
+dcp_status item_repr(const dcp_item *item, const dcp_value *value, char **out, size_t *len, dcp_error *err);
+
 #endif
