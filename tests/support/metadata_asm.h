@@ -27,12 +27,14 @@ typedef struct md_form {
     bool is_slots_state; /* chunks with state (None, dict) */
     bool has_storage_meta, is_path_of_parts, is_path_of_python_3_13, has_version;
     bool has_bytes_state; /* BUILD of BytesStorageMetadata */
+    bool has_twice_item; /* "step", in a second group */
     bool has_extra_record, has_no_second_record, has_twice_record;
     bool is_shared_offset; /* the key has the chunk's own Size */
     md_hints hints;
     md_planner planner;
     int64_t path_index; /* last item of w's path; 0: the string "w" instead */
     const char *transform, *transform_2;
+    bool is_transform_of_second; /* chunk alone */
     const char *top_module, *top_name;
     const char *dtype_module, *dtype_name, *layout;
     const char *props_name, *chunk_module, *chunk_name, *index_name, *info_name, *tensor_name, *enum_name;
@@ -42,6 +44,10 @@ typedef struct md_form {
     int64_t second_rows;                  /* 0: 2 */
     int n_offsets;                        /* of the second chunk; 0: 2 */
     int64_t record_offset, record_length; /* of the second chunk's record; 0: 1000, 500 */
+    int64_t second_again;                 /* offset of the record that the second chunk has twice; 0: 4000 */
+    const char *second_path;              /* file of the second chunk's record; NULL: "sub/__1_0.distcp" */
+    int64_t first_length;                 /* of the first chunk's record; 0: 900 */
+    int64_t step_length;                  /* of the object's record; 0: 864 */
     bool has_str_length;
     const dcp__buf *own; /* opcodes of the value of the field libdcp */
 } md_form;
@@ -145,6 +151,11 @@ static inline void md_state_dict(dcp__buf *b, const md_form *f)
     if (f->has_bytes_state) {
         pk_raw(b, "}b");
     }
+    if (f->has_twice_item) {
+        pk_raw(b, "u(");
+        md_str(b, f, "step");
+        md_object(b, f, MD_CHECKPOINT, "BytesStorageMetadata");
+    }
     pk_op(b, 'u');
 }
 static inline void md_planner_data(dcp__buf *b, const md_form *f)
@@ -202,7 +213,7 @@ static inline void md_record(dcp__buf *b, const md_form *f, const char *fqn, int
     md_object(b, f, MD_FILESYSTEM, md_or(f->info_name, "_StorageInfo"));
     pk_raw(b, "}(");
     md_str(b, f, "relative_path");
-    md_str(b, f, row > 0 ? "sub/__1_0.distcp" : "__0_0.distcp");
+    md_str(b, f, row > 0 ? md_or(f->second_path, "sub/__1_0.distcp") : "__0_0.distcp");
     md_str(b, f, "offset");
     pk_int(b, offset);
     md_str(b, f, "length");
@@ -211,7 +222,7 @@ static inline void md_record(dcp__buf *b, const md_form *f, const char *fqn, int
     } else {
         pk_int(b, length);
     }
-    if (f->transform) {
+    if (f->transform && (row > 0 || !f->is_transform_of_second)) {
         md_str(b, f, "transform_descriptors");
         pk_raw(b, "](");
         md_str(b, f, f->transform);
@@ -226,7 +237,7 @@ static inline void md_storage_data(dcp__buf *b, const md_form *f)
 {
     int64_t second = md_or(f->second_offset, 2);
     pk_raw(b, "}(");
-    md_record(b, f, "w", 0, 0, 0, 900);
+    md_record(b, f, "w", 0, 0, 0, md_or(f->first_length, 900));
     if (!f->has_no_second_record) {
         md_record(b, f, "w", 1, second, md_or(f->record_offset, 1000), md_or(f->record_length, 500));
     }
@@ -234,10 +245,10 @@ static inline void md_storage_data(dcp__buf *b, const md_form *f)
         md_record(b, f, "w", 2, 77, 5000, 6);
         md_record(b, f, "ghost", 0, 0, 6000, 7);
     }
-    md_record(b, f, "step", -1, -1, 2000, 864);
+    md_record(b, f, "step", -1, -1, 2000, md_or(f->step_length, 864));
     if (f->has_twice_record) { /* a second group, as in dicts of more than 1000 */
         pk_raw(b, "u(");
-        md_record(b, f, "w", 1, second, 4000, 500);
+        md_record(b, f, "w", 1, second, md_or(f->second_again, 4000), md_or(f->record_length, 500));
     }
     pk_op(b, 'u');
 }
