@@ -8,7 +8,7 @@ while read -r program cases; do
         checked=$((checked + 1))
         grep -qE "cmocka_unit_test[a-z_]*\\($name\b" tests/*/"test_$program.c" || { echo "no such test: $program $name"; failed=1; }
     done
-done < <(grep '^| R' docs/requirements.md | cut -d'|' -f4 | tr ';' '\n' |
-    sed -E 's/\([^)]*\)//g; s/[`,]//g; s/^ +//')
+done < <(grep -E '^\| [RTU][0-9]' docs/requirements.md | cut -d'|' -f4 | tr ';' '\n' |
+    sed -E 's/\([^)]*\)//g; s/[`,]/ /g; s/^ +//; s/ +$//')
 echo "$checked test cases named"
 [ "$checked" -gt 0 ] && exit $failed
