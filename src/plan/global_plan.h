@@ -65,7 +65,8 @@ typedef struct dcp__local {
     bool *writes;       /* [item]: this rank writes it; all false before dcp__local_accept */
 } dcp__local;
 
-/* Errors: ARG (negative numbers in a box; one name with two kinds, dtypes or shapes; a plain name twice), LIMIT, NOMEM. */
+/* Errors: ARG (negative numbers in a box), MISMATCH (one name with two kinds, dtypes or shapes; an object twice), LIMIT, NOMEM.
+ */
 dcp_status dcp__local_make(const dcp_save_plan *plan, const dcp__global_opts *opts, dcp__local **out, dcp_error *err);
 void dcp__local_free(dcp__local *l);
 
@@ -83,28 +84,40 @@ typedef struct dcp__hello {
     uint64_t cache_key;    /* of the plan cache that this rank holds, 0: none */
 } dcp__hello;
 
+/* Those of all ranks. */
+typedef struct dcp__hellos {
+    dcp_context *ctx;
+    int world;
+    dcp__hello *of;  /* [rank] */
+    bool is_uniform; /* all ranks list the same names */
+    uint64_t key;    /* of the structures of all ranks; never 0 */
+} dcp__hellos;
+
 struct dcp__plan_cache;
 
-/* cache may be NULL. */
+/* cache: what is kept of an earlier save, NULL if there is nothing or if contents are to be compared. */
 void dcp__hello_encode(const dcp__local *l, const struct dcp__plan_cache *cache, uint8_t out[DCP__HELLO_BYTES]);
-/* Those of all ranks, in order of rank. Errors: FORMAT (a rank speaks another version of this, or another world), NOMEM. */
-dcp_status dcp__hellos_decode(dcp_context *ctx, const void *bytes, size_t len, int world, dcp__hello **out, dcp_error *err);
+/* bytes: DCP__HELLO_BYTES for each rank, in order. Errors: FORMAT (a rank speaks another version of this, or knows another
+ * number of ranks), NOMEM. */
+dcp_status dcp__hellos_decode(dcp_context *ctx, const void *bytes, size_t len, int world, dcp__hellos *out, dcp_error *err);
+void dcp__hellos_reset(dcp__hellos *h);
 
 /* The owner of name i of the local plan. */
-int dcp__owner_of(const dcp__local *l, const dcp__hello *hellos, size_t entry);
+int dcp__owner_of(const dcp__local *l, const dcp__hellos *hellos, size_t entry);
 
 /* ---- rank -> owner ---- */
 
 /* Messages with the plan. content: digests of the items' contents, [item], to be compared among replicas; NULL: not compared.
  * Where rank and owner list the same names, none are sent. Errors: NOMEM. */
-dcp_status dcp__local_encode(dcp__local *l, const dcp__hello *hellos, const dcp__digest *content, dcp__mail *out, dcp_error *err);
+dcp_status dcp__local_encode(dcp__local *l, const dcp__hellos *hellos, const dcp__digest *content, dcp__mail *out,
+                             dcp_error *err);
 
 /* ---- the owner ---- */
 
 typedef struct dcp__owner dcp__owner;
 
 /* The owner's part of this rank; local and hellos stay borrowed. */
-dcp_status dcp__owner_create(const dcp__local *local, const dcp__hello *hellos, dcp__owner **out, dcp_error *err);
+dcp_status dcp__owner_create(const dcp__local *local, const dcp__hellos *hellos, dcp__owner **out, dcp_error *err);
 void dcp__owner_free(dcp__owner *o);
 
 /* A rank's plan message, in ascending order of ranks; bytes need not live on. Errors: FORMAT, LIMIT, NOMEM. Clashes are noted. */
@@ -169,7 +182,7 @@ typedef struct dcp__file_facts {
     const dcp__digest *records;
     size_t n_records;
 } dcp__file_facts;
-dcp_status dcp__facts_encode(const dcp__local *l, const dcp__hello *hellos, const dcp__file_facts *files, size_t n_files,
+dcp_status dcp__facts_encode(const dcp__local *l, const dcp__hellos *hellos, const dcp__file_facts *files, size_t n_files,
                              dcp__buf *out, dcp_error *err);
 
 typedef struct dcp__merge_input {
@@ -194,18 +207,18 @@ void dcp__data_file_name(int rank, const char *generation, size_t n, char name[6
  * and its own verdicts. It holds no file name and no length that a later save would trust. It may be stored and read again. */
 typedef struct dcp__plan_cache {
     dcp__digest structure; /* of this rank's plan */
-    uint64_t key;          /* of the structures of all ranks; never 0 */
+    uint64_t key;          /* dcp__hellos.key of that save */
     dcp__buf bytes;
 } dcp__plan_cache;
 
 /* The messages that dcp__owner_add was given, [rank]. To be called when the save has succeeded. Errors: NOMEM. */
-dcp_status dcp__plan_cache_make(const dcp__local *l, const dcp__owner *o, const dcp__hello *hellos, const void *const *messages,
+dcp_status dcp__plan_cache_make(const dcp__local *l, const dcp__owner *o, const dcp__hellos *hellos, const void *const *messages,
                                 const size_t *lens, dcp__plan_cache *out, dcp_error *err);
 void dcp__plan_cache_reset(dcp__plan_cache *c);
 /* Whether all ranks hold the plan of exactly these structures: the same answer on each. */
-bool dcp__plan_cache_fits(const dcp__hello *hellos, int world);
+bool dcp__plan_cache_fits(const dcp__hellos *hellos);
 /* In place of all from dcp__local_encode to dcp__local_accept. Errors: FORMAT (damaged; no rank may go on), NOMEM. */
-dcp_status dcp__plan_cache_open(const dcp__plan_cache *c, dcp__local *l, const dcp__hello *hellos, dcp__owner **out,
+dcp_status dcp__plan_cache_open(const dcp__plan_cache *c, dcp__local *l, const dcp__hellos *hellos, dcp__owner **out,
                                 dcp_error *err);
 /* The stored form, versioned and with a digest. Errors of decode: FORMAT, CHECKSUM, NOMEM. */
 dcp_status dcp__plan_cache_encode(const dcp__plan_cache *c, dcp__buf *out, dcp_error *err);
