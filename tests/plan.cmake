@@ -1,1 +1,2 @@
 dcp_test(unit coverage plan)
+dcp_test(unit global_plan plan m)
