@@ -120,7 +120,7 @@ void dcp__put_container(dcp__buf *b, const dcp__container *c)
 dcp_status dcp__facts_encode(const dcp__local *l, const dcp__hellos *hellos, const dcp__file_facts *files, size_t n_files,
                              dcp__buf *out, dcp_error *err)
 {
-    bool is_known = l->opts.rank > 0 && dcp__lists_same_names(hellos, 0, l->opts.rank);
+    bool is_known = l->opts.rank > 0 && hellos->of[l->opts.rank].leader == 0;
     size_t start = out->len, n = is_known ? 0 : l->plan->n_containers;
     if (n_files == 0 && n == 0) {
         return DCP_OK;

@@ -82,6 +82,7 @@ typedef struct dcp__hello {
     dcp__digest names;     /* names, paths, kinds, dtypes, global shapes, containers */
     uint64_t bytes;        /* weight of all items */
     uint64_t cache_key;    /* of the plan cache that this rank holds, 0: none */
+    int leader;            /* the lowest rank that lists the same names; it alone sends them */
 } dcp__hello;
 
 /* Those of all ranks. */
@@ -108,7 +109,7 @@ int dcp__owner_of(const dcp__local *l, const dcp__hellos *hellos, size_t entry);
 /* ---- rank -> owner ---- */
 
 /* Messages with the plan. content: digests of the items' contents, [item], to be compared among replicas; NULL: not compared.
- * Where rank and owner list the same names, none are sent. Errors: NOMEM. */
+ * Of ranks that list the same names, the lowest one sends them. Errors: NOMEM. */
 dcp_status dcp__local_encode(dcp__local *l, const dcp__hellos *hellos, const dcp__digest *content, dcp__mail *out,
                              dcp_error *err);
 

@@ -296,6 +296,23 @@ static uint64_t key_of_structures(const dcp__hello *of, size_t world, uint8_t *s
     return key ? key : 1;
 }
 
+static dcp_status find_leaders(dcp__hellos *h, dcp_error *err)
+{
+    dcp__strmap by_names;
+    dcp_status status = DCP_OK;
+    dcp__strmap_init(&by_names, h->ctx);
+    h->is_uniform = true;
+    for (int r = 0; r < h->world && status == DCP_OK; r++) {
+        uint64_t leader;
+        dcp_str names = {(const char *)h->of[r].names.bytes, sizeof h->of[r].names.bytes};
+        status = dcp__strmap_add(&by_names, names, (uint64_t)r, &leader, err);
+        h->of[r].leader = leader == UINT64_MAX ? r : (int)leader;
+        h->is_uniform &= h->of[r].leader == 0;
+    }
+    dcp__strmap_reset(&by_names);
+    return status;
+}
+
 static dcp_status decode_hello(const uint8_t *p, int rank, int world, dcp__hello *out, dcp_error *err)
 {
     uint32_t version = dcp__load32(p), its_world = dcp__load32(p + 4);
@@ -318,7 +335,7 @@ static dcp_status decode_hello(const uint8_t *p, int rank, int world, dcp__hello
 
 dcp_status dcp__hellos_decode(dcp_context *ctx, const void *bytes, size_t len, int world, dcp__hellos *out, dcp_error *err)
 {
-    dcp__hellos h = {.ctx = dcp__context(ctx), .world = world, .is_uniform = true};
+    dcp__hellos h = {.ctx = dcp__context(ctx), .world = world};
     if (world < 1 || len != (size_t)world * DCP__HELLO_BYTES) {
         return dcp__fail(err, DCP_FORMAT, "the first words of %d ranks have %zu bytes", world, len);
     }
@@ -327,8 +344,8 @@ dcp_status dcp__hellos_decode(dcp_context *ctx, const void *bytes, size_t len, i
     dcp_status status = h.of && scratch ? DCP_OK : dcp__nomem(err);
     for (int r = 0; r < world && status == DCP_OK; r++) {
         status = decode_hello((const uint8_t *)bytes + (size_t)r * DCP__HELLO_BYTES, r, world, &h.of[r], err);
-        h.is_uniform &= memcmp(&h.of[r].names, &h.of[0].names, sizeof h.of[0].names) == 0;
     }
+    status = status == DCP_OK ? find_leaders(&h, err) : status;
     if (status == DCP_OK) {
         h.key = key_of_structures(h.of, (size_t)world, scratch);
         *out = h;

@@ -13,12 +13,6 @@ dcp__wire_entry dcp__local_describe(const dcp__local *l, size_t entry);
 int dcp__owner_of_position(size_t i, size_t n, int world);
 int dcp__owner_of_name(dcp_str fqn, int world);
 
-/* Whether two ranks list the same names. */
-static inline bool dcp__lists_same_names(const dcp__hellos *h, int a, int b)
-{
-    return memcmp(&h->of[a].names, &h->of[b].names, sizeof h->of[a].names) == 0;
-}
-
 /* Which entries go to which owner, in order: entries[start[o] .. start[o + 1]); fills l->sent and l->sent_start too. Both are
  * allocated. Errors: NOMEM. */
 typedef struct dcp__route {

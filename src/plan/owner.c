@@ -11,9 +11,8 @@ typedef struct intake {
     dcp__owner *o;
     dcp__wire w;
     int rank;
-    bool has_names, has_content;
+    bool has_content;
     dcp__wire_reader names;
-    uint64_t next_ordinal;
     dcp_error *err;
 } intake;
 
@@ -114,7 +113,7 @@ static dcp_status add_entry(intake *in, const dcp__wire_entry *e, uint32_t ordin
     return status;
 }
 
-/* Copies what is said about a name; the path is taken from the message, or is e's own. */
+/* Copies what is said about a name. */
 static dcp_status own_entry(intake *in, const dcp__wire_entry *e, dcp__wire_entry *out)
 {
     dcp__arena *a = &in->o->arena;
@@ -128,7 +127,7 @@ static dcp_status own_entry(intake *in, const dcp__wire_entry *e, dcp__wire_entr
         memcpy(extents, e->extents, (size_t)e->ndim * sizeof *extents);
     }
     out->extents = extents;
-    return in->has_names ? dcp__get_entry_path(&in->names, a, out->fqn, &out->path, &out->path_len, in->err) : DCP_OK;
+    return dcp__get_entry_path(&in->names, a, out->fqn, &out->path, &out->path_len, in->err);
 }
 
 /* A value of one rank only: "rank.3.name" at ("rank", "3", ...). */
@@ -190,19 +189,10 @@ static bool agrees(intake *in, dcp__owned_entry *mine, const dcp__wire_entry *e)
 static dcp_status settle(intake *in, const dcp__wire_entry *e, uint32_t ordinal, uint32_t *out)
 {
     uint64_t found;
-    dcp__wire_entry owned;
     dcp_status status = DCP_OK;
-    if (e->per_rank || !look_up(in->o, e->fqn, &found)) {
-        status = own_entry(in, e, &owned);
-        status = status == DCP_OK && e->per_rank ? rename_for_rank(in, &owned) : status;
-        if (status != DCP_OK) {
-            return status;
-        }
-        e = &owned;
-        if (!e->per_rank || !look_up(in->o, e->fqn, &found)) {
-            found = in->o->n_entries;
-            status = add_entry(in, e, ordinal);
-        }
+    if (!look_up(in->o, e->fqn, &found)) {
+        found = in->o->n_entries;
+        status = add_entry(in, e, ordinal);
     }
     if (status == DCP_OK) {
         *out = agrees(in, &in->o->entries[found], e) ? (uint32_t)found : DCP__NONE;
@@ -210,37 +200,40 @@ static dcp_status settle(intake *in, const dcp__wire_entry *e, uint32_t ordinal,
     return status;
 }
 
-/* A name that both sides list: its number says it all. */
-static dcp_status take_own_name(intake *in, uint64_t ordinal, uint32_t *out)
+static bool is_mine(const dcp__owner *o, dcp_str fqn, size_t ordinal)
 {
-    dcp__owner *o = in->o;
-    if (ordinal >= o->local->n_entries || dcp__owner_of(o->local, o->hellos, (size_t)ordinal) != o->local->opts.rank) {
-        return malformed(in);
+    const dcp__global_opts *opts = &o->local->opts;
+    if (!o->hellos->is_uniform) {
+        return dcp__owner_of_name(fqn, opts->world) == opts->rank;
     }
-    if (o->entry_of_own[ordinal] != DCP__NONE) {
-        *out = o->entry_of_own[ordinal];
-        return DCP_OK;
-    }
-    dcp__wire_entry e = dcp__local_describe(o->local, (size_t)ordinal);
-    dcp_status status = settle(in, &e, (uint32_t)ordinal, out);
-    if (status == DCP_OK && !e.per_rank && *out != DCP__NONE) {
-        o->entry_of_own[ordinal] = *out;
-    }
-    return status;
+    return ordinal < o->local->n_entries && dcp__owner_of_position(ordinal, o->local->n_entries, opts->world) == opts->rank;
 }
 
-static dcp_status take_sent_name(intake *in, uint64_t ordinal, uint32_t *out)
+/* A leader's name. */
+static dcp_status take_name(intake *in, uint64_t *next_ordinal)
 {
+    dcp__owner *o = in->o;
     dcp__wire_entry e;
+    void *said = o->said;
+    uint64_t ordinal = *next_ordinal + dcp__get_bounded(&in->w, UINT32_MAX);
     dcp_status status = dcp__get_entry(&in->names, &in->w, &e, in->err);
     if (status != DCP_OK) {
         return status;
     }
-    if (in->w.bad || ordinal >= UINT32_MAX || in->o->hellos->is_uniform ||
-        dcp__owner_of_name(e.fqn, in->o->local->opts.world) != in->o->local->opts.rank) {
+    if (in->w.bad || ordinal >= UINT32_MAX || !is_mine(o, e.fqn, (size_t)ordinal)) {
         return malformed(in);
     }
-    return settle(in, &e, (uint32_t)ordinal, out);
+    *next_ordinal = ordinal + 1;
+    if (!grow(o, &said, &o->cap_said, o->n_said + 1, sizeof *o->said)) {
+        return dcp__nomem(in->err);
+    }
+    o->said = said;
+    dcp__said *s = &o->said[o->n_said];
+    *s = (dcp__said){.ordinal = (uint32_t)ordinal, .entry = DCP__NONE};
+    status = own_entry(in, &e, &s->is);
+    status = status == DCP_OK && !e.per_rank ? settle(in, &s->is, s->ordinal, &s->entry) : status;
+    o->n_said += status == DCP_OK;
+    return status;
 }
 
 /* ---- chunks ---- */
@@ -447,55 +440,61 @@ static dcp_status take_chunk(intake *in, const dcp__wire_entry *said, uint32_t e
 
 /* ---- messages ---- */
 
-static dcp_status take_name(intake *in)
+/* The chunks of a name. A rank's own value gets an entry of its own. */
+static dcp_status take_chunks(intake *in, const dcp__said *said)
 {
-    uint64_t head = dcp__get_varint(&in->w), ordinal, n = 1;
-    uint32_t entry;
-    if (!dcp__add_u64(in->next_ordinal, head >> 1, &ordinal)) {
-        dcp__wire_spoil(&in->w);
-    }
-    if (in->w.bad) {
+    uint32_t entry = said->entry;
+    uint64_t n = dcp__get_bounded(&in->w, dcp__wire_left(&in->w));
+    dcp_status status = DCP_OK;
+    if (in->w.bad || (n != 1 && said->is.kind == DCP_ITEM_OBJECT)) {
         return malformed(in);
     }
-    in->next_ordinal = ordinal + 1;
-    dcp_status status = in->has_names ? take_sent_name(in, ordinal, &entry) : take_own_name(in, ordinal, &entry);
-    if (status != DCP_OK) {
-        return status;
-    }
-    dcp__wire_entry said = {.kind = DCP_ITEM_OBJECT};
-    if (!in->has_names) {
-        said = dcp__local_describe(in->o->local, (size_t)ordinal);
-    } else if (in->names.is_tensor) {
-        said = (dcp__wire_entry){
-            .kind = DCP_ITEM_TENSOR, .dtype = in->names.dtype, .ndim = in->names.ndim, .extents = in->names.extents};
-    }
-    if (head & 1) {
-        n = dcp__get_bounded(&in->w, dcp__wire_left(&in->w));
-    }
-    if (in->w.bad || (n != 1 && said.kind == DCP_ITEM_OBJECT)) {
-        return malformed(in);
+    if (said->is.per_rank) {
+        dcp__wire_entry own = said->is;
+        status = rename_for_rank(in, &own);
+        status = status == DCP_OK ? settle(in, &own, said->ordinal, &entry) : status;
     }
     for (; n > 0 && status == DCP_OK; n--) {
-        status = take_chunk(in, &said, entry);
+        status = take_chunk(in, &said->is, entry);
     }
     return status;
 }
 
+static dcp_status take_leader(intake *in)
+{
+    dcp__owner *o = in->o;
+    uint64_t ordinal = 0;
+    dcp_status status = DCP_OK;
+    o->first_said[in->rank] = o->n_said;
+    while (dcp__wire_left(&in->w) && status == DCP_OK) {
+        status = take_name(in, &ordinal);
+        status = status == DCP_OK ? take_chunks(in, &o->said[o->n_said - 1]) : status;
+    }
+    o->end_said[in->rank] = o->n_said;
+    return status;
+}
+
+static dcp_status take_follower(intake *in, int leader)
+{
+    const dcp__owner *o = in->o;
+    dcp_status status = DCP_OK;
+    for (size_t i = o->first_said[leader]; i < o->end_said[leader] && status == DCP_OK; i++) {
+        status = take_chunks(in, &o->said[i]);
+    }
+    return status == DCP_OK && dcp__wire_left(&in->w) ? malformed(in) : status;
+}
+
 static dcp_status take_message(intake *in)
 {
-    const uint8_t *head = dcp__get_bytes(&in->w, 1);
-    dcp_status status = DCP_OK;
-    in->has_names = *head & DCP__PLAN_HAS_NAMES;
-    in->has_content = *head & DCP__PLAN_HAS_CONTENT;
-    if (*head >> 4 != DCP__WIRE_VERSION || *head & 15 & ~(DCP__PLAN_HAS_NAMES | DCP__PLAN_HAS_CONTENT) ||
-        (in->o->n_chunks && in->has_content != (in->o->content != NULL)) ||
-        in->has_names == dcp__lists_same_names(in->o->hellos, in->rank, in->o->local->opts.rank)) {
+    unsigned head = *dcp__get_bytes(&in->w, 1);
+    int leader = in->o->hellos->of[in->rank].leader;
+    bool has_names = head & DCP__PLAN_HAS_NAMES;
+    in->has_content = head & DCP__PLAN_HAS_CONTENT;
+    if (head >> 4 != DCP__WIRE_VERSION || (head & 15 & ~(unsigned)(DCP__PLAN_HAS_NAMES | DCP__PLAN_HAS_CONTENT)) ||
+        (in->o->n_chunks && in->has_content != (in->o->content != NULL)) || has_names != (leader == in->rank)) {
         return malformed(in);
     }
-    while (dcp__wire_left(&in->w) && status == DCP_OK) {
-        status = take_name(in);
-    }
-    return status;
+    return has_names ? take_leader(in) : take_follower(in, leader);
 }
 
 dcp_status dcp__owner_add(dcp__owner *o, int rank, const void *bytes, size_t len, dcp_error *err)
@@ -505,7 +504,10 @@ dcp_status dcp__owner_add(dcp__owner *o, int rank, const void *bytes, size_t len
     }
     intake in = {.o = o, .w = dcp__wire_of(bytes, len), .rank = rank, .err = err};
     dcp_status status = DCP_OK;
-    if (len) {
+    int leader = o->hellos->of[rank].leader;
+    if (len == 0 && leader != rank && o->first_said[leader] != o->end_said[leader]) {
+        status = malformed(&in); /* it keeps from us what its leader has told */
+    } else if (len) {
         dcp__wire_reader_init(&in.names, o->ctx);
         status = take_message(&in);
         dcp__wire_reader_reset(&in.names);
@@ -530,14 +532,16 @@ dcp_status dcp__owner_create(const dcp__local *local, const dcp__hellos *hellos,
     dcp__arena_init(&o->arena, o->ctx, o->ctx->limits.max_parse_bytes);
     dcp__strmap_init(&o->by_name, o->ctx);
     dcp__buf_init(&o->faults, o->ctx);
-    o->entry_of_own = dcp__alloc(o->ctx, local->n_entries * sizeof *o->entry_of_own);
-    o->first_item = dcp__calloc(o->ctx, (size_t)local->opts.world + 1, sizeof *o->first_item);
-    dcp_status status = o->entry_of_own && o->first_item ? add_node(o, 0, DCP__NONE, &root, err) : dcp__nomem(err);
+    size_t world = (size_t)local->opts.world;
+    o->first_item = dcp__calloc(o->ctx, world + 1, sizeof *o->first_item);
+    o->first_said = dcp__calloc(o->ctx, world, sizeof *o->first_said);
+    o->end_said = dcp__calloc(o->ctx, world, sizeof *o->end_said);
+    bool ok = o->first_item && o->first_said && o->end_said;
+    dcp_status status = ok ? add_node(o, 0, DCP__NONE, &root, err) : dcp__nomem(err);
     if (status != DCP_OK) {
         dcp__owner_free(o);
         return status;
     }
-    memset(o->entry_of_own, 0xff, local->n_entries * sizeof *o->entry_of_own);
     *out = o;
     return DCP_OK;
 }
@@ -545,8 +549,8 @@ dcp_status dcp__owner_create(const dcp__local *local, const dcp__hellos *hellos,
 void dcp__owner_free(dcp__owner *o)
 {
     if (o) {
-        void *const blocks[] = {o->entries, o->entry_of_own, o->chunks,     o->numbers, o->content, o->slots,
-                                o->sets,    o->items,        o->first_item, o->groups,  o->placed};
+        void *const blocks[] = {o->entries, o->said, o->first_said, o->end_said,   o->chunks, o->numbers, o->content,
+                                o->slots,   o->sets, o->items,      o->first_item, o->groups, o->placed};
         for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) {
             dcp__free(o->ctx, blocks[i]);
         }

@@ -27,6 +27,13 @@ typedef struct dcp__set_node {
     uint32_t parent, rank, n, newest_child;
 } dcp__set_node;
 
+/* A name as a leader has sent it: what all ranks with the same names say. */
+typedef struct dcp__said {
+    dcp__wire_entry is; /* owned texts */
+    uint32_t ordinal;
+    uint32_t entry; /* DCP__NONE: it clashes with what others say, or each rank has an entry of its own */
+} dcp__said;
+
 struct dcp__owner {
     dcp_context *ctx;
     const dcp__local *local;
@@ -35,8 +42,11 @@ struct dcp__owner {
     dcp__owned_entry *entries;
     size_t n_entries, cap_entries;
     dcp__strmap by_name;
-    uint32_t *entry_of_own; /* [entry of the local plan]: DCP__NONE until somebody sends it */
-    size_t last_entry;      /* that was looked up */
+    size_t last_entry; /* that was looked up */
+    dcp__said *said;   /* by all leaders */
+    size_t n_said, cap_said;
+    size_t *first_said; /* [rank]: of leaders; the end is in */
+    size_t *end_said;
     dcp__owned_chunk *chunks;
     size_t n_chunks, cap_chunks;
     int64_t *numbers;

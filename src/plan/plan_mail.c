@@ -1,10 +1,12 @@
 /* What a rank sends to the owners of its names: its plan, and later where it has written what; and what it hears back.
  *
- * A plan message is a byte with version and flags, then for each name, in the order of the rank's plan:
- *   number   names skipped since the last one * 2, and 1 if the number of chunks is not 1
- *   [name]   unless sender and owner list the same names
- *   [number] of chunks
- *   chunks   each: box, or for objects their weight; [digest of the content] */
+ * A plan message is a byte with version and flags, then for each name that the receiver owns, in the order of the sender's plan:
+ *   [number] names skipped since the last one
+ *   [name]
+ *   number   of chunks
+ *   chunks   each: box, or for objects their weight; [digest of the content]
+ * Names and their numbers are sent by one of the ranks that list the same names, the lowest one. Messages of the others are taken
+ * in after its own and have the same names in the same order. */
 #include "plan/plan_mail.h"
 
 void dcp__mail_reset(dcp__mail *m)
@@ -119,15 +121,13 @@ static void put_message(encoder *x, const uint32_t *entries, size_t n, bool with
     dcp__wire_writer_restart(&x->names);
     for (size_t i = 0; i < n; i++) {
         const dcp__local_entry *e = &x->l->entries[entries[i]];
-        dcp__put_varint(x->out, (uint64_t)(entries[i] - next) << 1 | (e->n != 1));
-        next = entries[i] + 1;
         if (with_names) {
             dcp__wire_entry entry = dcp__local_describe(x->l, entries[i]);
+            dcp__put_varint(x->out, entries[i] - next);
             dcp__put_entry(&x->names, x->out, &entry);
+            next = entries[i] + 1;
         }
-        if (e->n != 1) {
-            dcp__put_varint(x->out, e->n);
-        }
+        dcp__put_varint(x->out, e->n);
         for (size_t c = 0; c < e->n; c++) {
             put_item(x, x->l->order[e->first + c]);
         }
@@ -150,7 +150,7 @@ dcp_status dcp__local_encode(dcp__local *l, const dcp__hellos *hellos, const dcp
             size_t first = route.start[o], n = route.start[o + 1] - first;
             mail.start[o] = mail.bytes.len;
             if (n) {
-                put_message(&x, route.entries + first, n, !dcp__lists_same_names(hellos, l->opts.rank, o));
+                put_message(&x, route.entries + first, n, hellos->of[l->opts.rank].leader == l->opts.rank);
             }
         }
         mail.start[l->opts.world] = mail.bytes.len;

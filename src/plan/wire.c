@@ -398,7 +398,6 @@ dcp_status dcp__get_entry(dcp__wire_reader *s, dcp__wire *w, dcp__wire_entry *e,
 {
     uint64_t head = dcp__get_bounded(w, KNOWN_BITS);
     bool is_object = head & IS_OBJECT;
-    s->is_tensor = !is_object;
     get_name(s, w);
     if (!is_object && !(head & SAME_SHAPE)) {
         get_shape(s, w);

@@ -131,7 +131,7 @@ typedef struct dcp__wire_reader {
     dcp_dtype dtype;
     int ndim;
     int64_t extents[DCP_MAX_NDIM];
-    bool has_shape, is_tensor;
+    bool has_shape;
     int path_form;
     const uint8_t *cuts, *path; /* in the message */
     size_t cuts_len, path_bytes;
