@@ -802,7 +802,7 @@ static void global_plan__owners_follow_the_rule(void **unused)
     }
     size_t bytes = x.w.plan_bytes;
     ranks_free(&x);
-    s.order[2][0] = 1; /* one rank lists the names in another order: hashes decide, and it sends names */
+    s.order[2][0] = 1; /* one rank lists the names in another order: hashes decide, and it sends names, too */
     s.order[2][1] = 0;
     assert_int_equal(ranks_make(NULL, &s, &x, &err), DCP_OK);
     assert_int_equal(pw_save(&x.w, &err), DCP_OK);
