@@ -86,8 +86,8 @@ uint32_t dcp__chunk_first_rank(const dcp__owner *o, const dcp__owned_chunk *c);
 typedef enum dcp__fault_kind { DCP__FAULT_CLASH, DCP__FAULT_CHUNKS } dcp__fault_kind;
 
 void dcp__note(dcp__owner *o, dcp__fault_kind kind, const char *fmt, ...) DCP_PRINTF(3, 4);
-dcp__printable dcp__print_shape(int ndim, const int64_t *extents);
-dcp__printable dcp__print_box(int ndim, const int64_t *offsets, const int64_t *sizes);
+dcp__printable dcp__text_of_shape(int ndim, const int64_t *extents);
+dcp__printable dcp__text_of_box(int ndim, const int64_t *offsets, const int64_t *sizes);
 
 /* Finds the groups, in the order of the offer. Errors: NOMEM. */
 dcp_status dcp__owner_group(dcp__owner *o, dcp_error *err);

@@ -27,7 +27,7 @@ void dcp__note(dcp__owner *o, dcp__fault_kind kind, const char *fmt, ...)
 }
 
 /* "[4, 8]" */
-dcp__printable dcp__print_shape(int ndim, const int64_t *extents)
+dcp__printable dcp__text_of_shape(int ndim, const int64_t *extents)
 {
     dcp__printable p = {"["};
     size_t at = 1;
@@ -39,7 +39,7 @@ dcp__printable dcp__print_shape(int ndim, const int64_t *extents)
 }
 
 /* "[0:2, 4:8]" */
-dcp__printable dcp__print_box(int ndim, const int64_t *offsets, const int64_t *sizes)
+dcp__printable dcp__text_of_box(int ndim, const int64_t *offsets, const int64_t *sizes)
 {
     dcp__printable p = {"["};
     size_t at = 1;
@@ -114,7 +114,7 @@ static bool is_plain_row(const checker *k, const dcp__wire_entry *is)
 
 static dcp__printable print_chunk(const checker *k, int ndim, size_t i)
 {
-    return dcp__print_box(ndim, k->boxes[i].offsets, k->boxes[i].sizes);
+    return dcp__text_of_box(ndim, k->boxes[i].offsets, k->boxes[i].sizes);
 }
 
 static uint32_t rank_of(const checker *k, size_t i)
@@ -129,7 +129,7 @@ static void note_fault(checker *k, const dcp__wire_entry *is, const dcp__tiling 
     switch (t->fault) {
     case DCP__TILING_OUTSIDE:
         dcp__note(k->o, DCP__FAULT_CHUNKS, "item \"%s\": chunk %s of rank %u is not within %s", name.text,
-                  print_chunk(k, is->ndim, t->a).text, rank_of(k, t->a), dcp__print_shape(is->ndim, is->extents).text);
+                  print_chunk(k, is->ndim, t->a).text, rank_of(k, t->a), dcp__text_of_shape(is->ndim, is->extents).text);
         break;
     case DCP__TILING_OVERLAP:
         dcp__box_overlap(is->ndim, &k->boxes[t->a], &k->boxes[t->b], a, b, sizes);
@@ -138,11 +138,12 @@ static void note_fault(checker *k, const dcp__wire_entry *is, const dcp__tiling 
         }
         dcp__note(k->o, DCP__FAULT_CHUNKS, "item \"%s\": chunks %s of rank %u and %s of rank %u overlap in %s", name.text,
                   print_chunk(k, is->ndim, t->a).text, rank_of(k, t->a), print_chunk(k, is->ndim, t->b).text, rank_of(k, t->b),
-                  dcp__print_box(is->ndim, a, sizes).text);
+                  dcp__text_of_box(is->ndim, a, sizes).text);
         break;
     default:
         dcp__note(k->o, DCP__FAULT_CHUNKS, "item \"%s\" of shape %s: %lld elements are in no chunk, the first at %s", name.text,
-                  dcp__print_shape(is->ndim, is->extents).text, (long long)t->missing, dcp__print_shape(is->ndim, t->at).text);
+                  dcp__text_of_shape(is->ndim, is->extents).text, (long long)t->missing,
+                  dcp__text_of_shape(is->ndim, t->at).text);
     }
 }
 
