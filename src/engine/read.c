@@ -29,11 +29,11 @@ typedef struct run {
     const dcp__read_plan *plan;
     const dcp__step *batch; /* steps being read */
     size_t n_batch;
-    dcp__located located[BATCH_STEPS];
     part *parts;
     size_t n_parts, cap_parts;
     worker *workers;
     int n_workers;
+    dcp__located located[BATCH_STEPS]; /* n_batch are valid: last, since clearing all would take longer than a small read */
 } run;
 
 /* ---- copying out ---- */
@@ -203,7 +203,7 @@ static dcp_status read_part(void *arg, size_t i, int w, dcp_error *err)
 
 static dcp_status read_batch(run *r, dcp_error *err)
 {
-    memset(r->located, 0, sizeof r->located);
+    memset(r->located, 0, r->n_batch * sizeof *r->located);
     dcp_status status = dcp__parallel(r->n_batch, r->n_workers, locate_step, r, err);
     status = status == DCP_OK ? cut_batch(r, err) : status;
     status = status == DCP_OK ? dcp__parallel(r->n_parts, r->n_workers, read_part, r, err) : status;
@@ -243,10 +243,11 @@ static dcp_status read_steps(run *r, dcp_error *err)
 
 static dcp_status carry_out(dcp_checkpoint *ck, const dcp__read_plan *plan, dcp_error *err)
 {
-    run *r = dcp__calloc(ck->ctx, 1, sizeof *r); /* too large for the stacks of some threads */
+    run *r = dcp__alloc(ck->ctx, sizeof *r); /* too large for the stacks of some threads */
     if (!r) {
         return dcp__nomem(err);
     }
+    memset(r, 0, offsetof(run, located));
     r->ck = ck;
     r->plan = plan;
     dcp_status status = read_steps(r, err);
