@@ -7,6 +7,7 @@
 #define BENCH_MAX_RUNS 32
 
 double bench_now(void); /* seconds */
+double bench_cpu(void); /* seconds that all threads of the process computed: they say more where others use the machine too */
 /* Ends the program with the message unless status is DCP_OK. */
 void bench_must(dcp_status status, const dcp_error *err);
 void *bench_alloc(size_t bytes); /* page-aligned, never NULL */
