@@ -313,6 +313,28 @@ static void copy__a_large_record_comes_through_in_blocks(void **state)
     tool_remove_dir(dir);
 }
 
+/* 2 GiB, most of it a hole in a sparse file, through an address space that it does not fit into. */
+static void copy__memory_is_bounded(void **state)
+{
+    (void)state;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    skip(); /* they take the address space for themselves */
+#endif
+    char *dir = tool_make_dir();
+    const char *header = "{\"t\": {\"dtype\": \"U8\", \"shape\": [2147483648], \"data_offsets\": [0, 2147483648]}}";
+    tool_write_safetensors(dir, "t.safetensors", header, 1000);
+    tool_run r = tool("--version && truncate -s %zu %s/t.safetensors && ulimit -v 400000 && " DCPTOOL
+                      " copy -q --no-sync --transform zstd --threads 2 %s/t.safetensors %s/c",
+                      8 + strlen(header) + ((size_t)1 << 31), dir, dir, dir);
+    assert_string_equal(r.err, "");
+    assert_int_equal(r.status, 0);
+    tool_free(&r);
+    json_t *list = tool_json("ls --json %s/c", dir);
+    assert_int_equal(number(json_array_get(json_object_get(list, "items"), 0), "bytes"), (json_int_t)1 << 31);
+    json_decref(list);
+    tool_remove_dir(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -329,6 +351,7 @@ int main(void)
         cmocka_unit_test(copy__a_failed_one_leaves_nothing),
         cmocka_unit_test(copy__a_wrong_checksum_is_found),
         cmocka_unit_test(copy__a_large_record_comes_through_in_blocks),
+        cmocka_unit_test(copy__memory_is_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

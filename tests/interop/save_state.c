@@ -236,15 +236,8 @@ static void add_objects(dcp_value *state)
 
 static void add_names(dcp_value *state)
 {
-    static const char *const names[] = {"dot.ted",
-                                        "gr\xc3\xb6\xc3\x9f"
-                                        "e",
-                                        "sp ace",
-                                        "tab\t",
-                                        "",
-                                        "a/b",
-                                        "..",
-                                        "\xe6\xbc\xa2\xe5\xad\x97"};
+    static const char *const names[] = {"dot.ted", "gr\xc3\xb6\303\237e",     "sp ace", "tab\t", "", "a/b",
+                                        "..",      "\xe6\xbc\xa2\xe5\xad\x97"};
     dcp_value *d = dict();
     for (unsigned i = 0; i < sizeof names / sizeof *names; i++) {
         put(d, names[i], view(DCP_UINT8, SHAPE(2), NULL, fill(DCP_UINT8, 2, 110 + i)));
