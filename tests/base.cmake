@@ -1,4 +1,5 @@
 dcp_test(unit base base)
+dcp_test(unit failures base)
 dcp_test(unit hash base)
 dcp_test(unit pool base)
 dcp_test(unit strmap base)
