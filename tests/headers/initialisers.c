@@ -13,6 +13,7 @@ void use_initialisers(void)
     dcp_checkpoint_info info = DCP_CHECKPOINT_INFO_INIT;
     dcp_verify_opts verify = DCP_VERIFY_OPTS_INIT;
     dcp_verify_report report = DCP_VERIFY_REPORT_INIT;
+    dcp_comm_callbacks callbacks = DCP_COMM_CALLBACKS_INIT;
     consume(&err);
     consume(&limits);
     consume(&context);
@@ -20,4 +21,5 @@ void use_initialisers(void)
     consume(&info);
     consume(&verify);
     consume(&report);
+    consume(&callbacks);
 }
