@@ -4,7 +4,8 @@ include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/libdcp)
 install(TARGETS dcp dcp_static EXPORT libdcpTargets)
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/dcp DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/dcp DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h"
+    PATTERN "mpi.h" EXCLUDE)
 install(EXPORT libdcpTargets NAMESPACE libdcp:: DESTINATION ${package_dir})
 
 # Libraries that a program with libdcp.a needs too, once for pkg-config and once for CMake.
@@ -38,6 +39,15 @@ configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/libdcpConfig.cmake.in ${
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/libdcpConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/libdcpConfig.cmake ${PROJECT_BINARY_DIR}/libdcpConfigVersion.cmake
     DESTINATION ${package_dir})
+
+# A component of its own: who does not ask for it needs no MPI.
+if(TARGET dcp_mpi)
+    install(TARGETS dcp_mpi EXPORT libdcpMpiTargets)
+    install(FILES ${PROJECT_SOURCE_DIR}/include/dcp/mpi.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/dcp)
+    install(EXPORT libdcpMpiTargets NAMESPACE libdcp:: DESTINATION ${package_dir})
+    configure_file(${CMAKE_CURRENT_LIST_DIR}/libdcp_mpi.pc.in ${PROJECT_BINARY_DIR}/libdcp_mpi.pc @ONLY)
+    install(FILES ${PROJECT_BINARY_DIR}/libdcp_mpi.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endif()
 
 if(TARGET dcptool)
     file(RELATIVE_PATH from_bin /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})

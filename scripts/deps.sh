@@ -8,7 +8,7 @@ set -euo pipefail
 
 build_packages=(gcc make pkg-config libisal-dev libxxhash-dev libzstd-dev zlib1g-dev libjansson-dev libssl-dev
     libutf8proc-dev libsmartcols-dev libcmocka-dev)
-test_packages=(g++ valgrind)
+test_packages=(g++ valgrind libopenmpi-dev openmpi-bin libmpich-dev mpich)
 # The second of a pair will do where a release does not have the first.
 clang_packages=(clang-14:clang clang-format-14:clang-format clang-tidy-14:clang-tidy)
 interop_packages=(python3 python3-venv)
