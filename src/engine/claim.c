@@ -323,21 +323,31 @@ static dcp_status sort_with(claim *c, const dcp_checkpoint *old, dcp__names *lef
     return status;
 }
 
+/* Is the failure one of the content, so that it would fail for ever? */
+static bool is_broken(const claim *c, dcp_status status)
+{
+    return status == DCP_FORMAT || status == DCP_CHECKSUM || status == DCP_LIMIT || status == DCP_UNSUPPORTED ||
+           (status == DCP_NOT_FOUND && !c->has_metadata); /* some rank's metadata is missing */
+}
+
 static dcp_status open_old(claim *c, dcp_checkpoint **old, dcp_error *err)
 {
     dcp_save_session *s = c->session;
     dcp_open_opts o = DCP_OPEN_OPTS_INIT;
-    dcp_error ignored = DCP_ERROR_INIT;
+    dcp_error fault = DCP_ERROR_INIT;
     o.storage = s->storage;
-    dcp_status status = dcp_checkpoint_open(s->ctx, s->dir, &o, old, &ignored);
-    if (status == DCP_NOMEM) {
-        return dcp__nomem(err);
+    dcp_status status = dcp_checkpoint_open(s->ctx, s->dir, &o, old, &fault);
+    if (status == DCP_OK) {
+        return (*old)->is_recovered ? dcp__session_repair(s, err) : DCP_OK;
     }
-    if (status != DCP_OK) {
-        dcp__log(s->ctx, DCP_LOG_WARNING, "%s: the old checkpoint cannot be read, its files stay: %s", s->path, ignored.message);
+    if (is_broken(c, status)) {
+        dcp__log(s->ctx, DCP_LOG_WARNING, "%s: the old checkpoint cannot be read, its files stay: %s", s->path, fault.message);
         return DCP_OK;
     }
-    return (*old)->is_recovered ? dcp__session_repair(s, err) : DCP_OK;
+    if (err) {
+        *err = fault;
+    }
+    return dcp__prefix(err, status, "the old checkpoint: ");
 }
 
 /* Leftovers go at once: their room may be needed. The checkpoint that is in force does not name them, and that it is in force

@@ -45,64 +45,72 @@ void dcp__names_reset(dcp_context *ctx, dcp__names *list)
 
 /* ---- files ---- */
 
-static dcp_status full_name(const dcp_save_session *s, const char *relative, char **out, dcp_error *err)
+/* Name of a file in the storage: in `fixed` if it fits, so that cleaning up works without memory. Freed with drop_name. */
+static dcp_status full_name(const dcp_save_session *s, const char *relative, char fixed[512], char **out, dcp_error *err)
 {
-    size_t dir_len = strlen(s->dir), len = strlen(relative);
-    char *name = dcp__alloc(s->ctx, dir_len + len + 2);
+    size_t dir_len = strlen(s->dir), len = strlen(relative), bytes = dir_len + len + 2;
+    char *name = bytes <= 512 ? fixed : dcp__alloc(s->ctx, bytes);
     if (!name) {
         return dcp__nomem(err);
     }
-    snprintf(name, dir_len + len + 2, "%s%s%s", s->dir, dir_len && len ? "/" : "", relative);
+    snprintf(name, bytes, "%s%s%s", s->dir, dir_len && len ? "/" : "", relative);
     *out = name;
     return DCP_OK;
 }
 
+static void drop_name(const dcp_save_session *s, const char *fixed, char *name)
+{
+    if (name != fixed) {
+        dcp__free(s->ctx, name);
+    }
+}
+
 dcp_status dcp__session_open(dcp_save_session *s, const char *relative, unsigned flags, dcp_file **out, dcp_error *err)
 {
-    char *name;
-    dcp_status status = full_name(s, relative, &name, err);
+    char fixed[512], *name;
+    dcp_status status = full_name(s, relative, fixed, &name, err);
     if (status == DCP_OK) {
         status = s->storage->ops->open(s->storage, name, flags | DCP_OPEN_BENEATH, out, err);
-        dcp__free(s->ctx, name);
+        drop_name(s, fixed, name);
     }
     return status;
 }
 
 dcp_status dcp__session_remove(dcp_save_session *s, const char *relative, dcp_error *err)
 {
-    char *name;
-    dcp_status status = full_name(s, relative, &name, err);
+    char fixed[512], *name;
+    dcp_status status = full_name(s, relative, fixed, &name, err);
     if (status == DCP_OK) {
         status = s->storage->ops->remove(s->storage, name, err);
-        dcp__free(s->ctx, name);
+        drop_name(s, fixed, name);
     }
     return status;
 }
 
 dcp_status dcp__session_stat(dcp_save_session *s, const char *relative, dcp_stat *out, dcp_error *err)
 {
-    char *name;
-    dcp_status status = full_name(s, relative, &name, err);
+    char fixed[512], *name;
+    dcp_status status = full_name(s, relative, fixed, &name, err);
     if (status == DCP_OK) {
         status = s->storage->ops->stat(s->storage, name, out, err);
-        dcp__free(s->ctx, name);
+        drop_name(s, fixed, name);
     }
     return status;
 }
 
 dcp_status dcp__session_rename(dcp_save_session *s, const char *from, const char *to, dcp_error *err)
 {
-    char *full_from, *full_to;
-    dcp_status status = full_name(s, from, &full_from, err);
+    char fixed_from[512], fixed_to[512], *full_from, *full_to;
+    dcp_status status = full_name(s, from, fixed_from, &full_from, err);
     if (status != DCP_OK) {
         return status;
     }
-    status = full_name(s, to, &full_to, err);
+    status = full_name(s, to, fixed_to, &full_to, err);
     if (status == DCP_OK) {
         status = s->storage->ops->rename(s->storage, full_from, full_to, err);
-        dcp__free(s->ctx, full_to);
+        drop_name(s, fixed_to, full_to);
     }
-    dcp__free(s->ctx, full_from);
+    drop_name(s, fixed_from, full_from);
     return status;
 }
 
