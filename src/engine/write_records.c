@@ -145,7 +145,6 @@ static dcp_status write_pack(run *r, const task *t, worker *w, dcp_error *err)
     for (size_t i = 0; i < t->n; i++) {
         const dcp__record *rec = &records[i];
         uint8_t *out = w->buf + (rec->offset - start);
-        memset(w->buf + (end - start), 0, rec->offset - end);
         dcp_status status = name_item(rec, pack_record(rec, out, err), err);
         if (status != DCP_OK) {
             return status;
@@ -240,6 +239,14 @@ static bool is_small(const dcp__record *r)
     return r->length <= SMALL_BYTES && r->n_storages <= MAX_SMALL_STORAGES;
 }
 
+/* Does a record go out together with those of a task before it? Not over a gap: a safetensors header may stand in it. */
+static bool joins(const dcp__layout *l, const task *t, const dcp__record *rec)
+{
+    const dcp__record *first = &l->records[t->first], *last = &l->records[t->first + t->n - 1];
+    return is_small(rec) && is_small(first) && first->file == rec->file && last->offset + last->length == rec->offset &&
+           rec->offset + rec->length - first->offset <= PACK_BYTES;
+}
+
 static dcp_status make_tasks(run *r, dcp_error *err)
 {
     const dcp__layout *l = r->layout;
@@ -250,9 +257,7 @@ static dcp_status make_tasks(run *r, dcp_error *err)
     for (size_t i = 0; i < l->n_records; i++) {
         const dcp__record *rec = &l->records[i];
         task *last = r->n_tasks ? &r->tasks[r->n_tasks - 1] : NULL;
-        const dcp__record *first = last ? &l->records[last->first] : NULL;
-        if (last && is_small(rec) && is_small(first) && first->file == rec->file &&
-            rec->offset + rec->length - first->offset <= PACK_BYTES) {
+        if (last && joins(l, last, rec)) {
             last->n++;
         } else {
             r->tasks[r->n_tasks++] = (task){i, 1};
