@@ -227,10 +227,43 @@ const dcp_write_item *dcp_save_plan_item(const dcp_save_plan *p, size_t i)
     return i < dcp_save_plan_count(p) ? &p->items[i] : NULL;
 }
 
+/* What is wrong with an item that a caller made, NULL: nothing. */
+static const char *fault_of(const dcp_write_item *item)
+{
+    const dcp_tensor *t = &item->tensor;
+    if (!item->fqn.ptr || (item->path_len && !item->path)) {
+        return "no name or path";
+    }
+    if (item->kind == DCP_ITEM_OBJECT) {
+        return item->object ? NULL : "no object";
+    }
+    if (item->kind != DCP_ITEM_TENSOR || item->ndim < 0 || item->ndim > DCP_MAX_NDIM) {
+        return item->kind == DCP_ITEM_TENSOR ? "too many dimensions" : "no such kind";
+    }
+    if (item->ndim && (!item->global_extents || !item->box.offsets || !item->box.sizes)) {
+        return "no shape";
+    }
+    for (int d = 0; d < item->ndim; d++) {
+        int64_t extent = item->global_extents[d], offset = item->box.offsets[d], size = item->box.sizes[d];
+        if (extent < 0 || offset < 0 || size < 0 || offset > extent || size > extent - offset) {
+            return "its part is not within the tensor";
+        }
+        if (t->data && (t->ndim != item->ndim || !t->extents || t->extents[d] != size)) {
+            return "the memory has another shape";
+        }
+    }
+    return t->data && t->dtype != item->dtype ? "the memory has another dtype" : NULL;
+}
+
 dcp_status dcp_save_plan_add(dcp_save_plan *p, const dcp_write_item *item, dcp_error *err)
 {
-    if (!p || !item || (item->kind == DCP_ITEM_OBJECT && !item->object)) {
-        return dcp__fail(err, DCP_ARG, "save: no %s", !p ? "plan" : !item ? "item" : "object");
+    if (!p || !item) {
+        return dcp__fail(err, DCP_ARG, "save: no %s", p ? "item" : "plan");
+    }
+    const char *fault = fault_of(item);
+    if (fault) {
+        dcp_str name = item->fqn.ptr ? item->fqn : dcp_str_of("");
+        return dcp__fail(err, DCP_ARG, "item \"%s\": %s", dcp__print(name).text, fault);
     }
     dcp_write_item copy = *item;
     copy.bytes = 0;
