@@ -116,7 +116,8 @@ struct dcp_storage_ops {
     dcp_status (*rename)(dcp_storage *st, const char *from, const char *to, dcp_error *err);
     /* Removes a file or an empty directory. NOT_FOUND if absent. */
     dcp_status (*remove)(dcp_storage *st, const char *name, dcp_error *err);
-    /* Makes a directory and its parents; present ones are fine. name "" makes the root. NULL: nothing to do. */
+    /* Makes a directory and its parents, and their names durable; present ones are fine. name "" makes the root. NULL: nothing to
+     * do. */
     dcp_status (*make_dir)(dcp_storage *st, const char *name, dcp_error *err);
     /* Makes names created, renamed or removed in a directory durable. NULL: nothing to do. */
     dcp_status (*sync_dir)(dcp_storage *st, const char *name, dcp_error *err);

@@ -400,6 +400,21 @@ static bool is_directory(int dir, const char *name)
     return is;
 }
 
+/* Makes the name of a new directory durable: sync_dir of the directory itself does not reach its parent. What cannot be synced
+ * stays as it is. */
+static void sync_parent(dcp_context *ctx, int dir, const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    size_t len = !slash ? 0 : slash == path ? 1 : (size_t)(slash - path);
+    char *parent = dcp__strndup(ctx, len ? path : ".", len ? len : 1);
+    int fd = parent ? openat(dir, parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    if (fd >= 0) {
+        sync_fd(fd, parent, NULL);
+        close(fd);
+    }
+    dcp__free(ctx, parent);
+}
+
 /* Makes path and what is missing above it. */
 static dcp_status make_path(dcp_context *ctx, int dir, const char *path, dcp_error *err)
 {
@@ -414,7 +429,9 @@ static dcp_status make_path(dcp_context *ctx, int dir, const char *path, dcp_err
         char saved = *p;
         *p = 0;
         /* Whatever mkdir says, EROFS or EACCES too: a directory that is there is fine. */
-        if (mkdirat(dir, copy, 0777) != 0 && !is_directory(dir, copy)) {
+        if (mkdirat(dir, copy, 0777) == 0) {
+            sync_parent(ctx, dir, copy);
+        } else if (!is_directory(dir, copy)) {
             status = fail_errno(err, "make directory", copy);
         }
         *p = saved;
