@@ -6,7 +6,7 @@
  *
  * What is written is a PyTorch Distributed Checkpoint, loaded by every PyTorch from 2.1 on that knows its dtypes. An existing
  * checkpoint is only replaced if that is asked for, and then as a whole: at every moment the directory holds the old checkpoint
- * or the new one, whatever crashes.
+ * or the new one, whatever crashes (docs/design/save.md).
  *
  * dcp_save is made of the steps below it, which may be called one by one to change the plan on the way.
  *
@@ -77,8 +77,11 @@ typedef struct dcp_save_report {
 
 /* Saves a dict as a checkpoint below path. opts and report may be NULL; report is filled on success.
  * Errors: EXISTS (a checkpoint is there, something is in the way, or another save to the same place is running), MISMATCH (two
- * names collide), UNSUPPORTED (dtype or option against target_release; a tensor on a device), ARG, LIMIT, NOSPACE, IO, CANCELED,
- * NOMEM. After an error nothing of this save is left behind and the previous checkpoint is whole. */
+ * names collide), UNSUPPORTED (dtype or option against target_release; a tensor on a device; a storage without random writes),
+ * ARG, LIMIT, NOSPACE, IO, NOT_FOUND (the directory has vanished), CANCELED, NOMEM. After an error the previous checkpoint is
+ * whole and nothing of this save is left behind but directories that it made. Where removing fails as well, the next save removes
+ * it. One exception: if the storage fails while the finished checkpoint is made visible or durable, the message says so, the
+ * files of both stay, and the one that holds is whole. */
 DCP_API dcp_status dcp_save(dcp_context *ctx, const char *path, dcp_value *state, const dcp_save_opts *opts,
                             dcp_save_report *report, dcp_error *err);
 
@@ -119,8 +122,9 @@ DCP_API dcp_status dcp_plan_save(dcp_context *ctx, dcp_value *state, dcp_save_pl
 DCP_API void dcp_save_plan_free(dcp_save_plan *plan);
 DCP_API size_t dcp_save_plan_count(const dcp_save_plan *plan);
 DCP_API const dcp_write_item *dcp_save_plan_item(const dcp_save_plan *plan, size_t i);
-/* Adds an item at the end. Names, paths, shapes and data are borrowed until the plan is freed; bytes is computed.
- * Errors: ARG, LIMIT, UNSUPPORTED, NOMEM. */
+/* Adds an item at the end. Names, paths, shapes and data are borrowed until the plan is freed; bytes is computed. Chunks of one
+ * tensor follow each other. Errors: ARG (a part outside the tensor, memory of another shape or dtype, something missing), LIMIT,
+ * UNSUPPORTED, NOMEM. */
 DCP_API dcp_status dcp_save_plan_add(dcp_save_plan *plan, const dcp_write_item *item, dcp_error *err);
 /* Takes item i out of the plan; later items move up. */
 DCP_API void dcp_save_plan_remove(dcp_save_plan *plan, size_t i);
@@ -140,10 +144,12 @@ DCP_API dcp_status dcp_copy(dcp_context *ctx, const char *from, const dcp_open_o
 /* A save under way: the place is claimed, nothing is published. */
 typedef struct dcp_save_session dcp_save_session;
 
-/* Claims the place: checks what is there, chooses file names that touch nothing old, and excludes other saves. */
+/* Claims the place: checks what is there, chooses file names that touch nothing old, removes what dead saves have left, and
+ * excludes other saves until the session ends. Errors: EXISTS, ARG, UNSUPPORTED, IO, NOMEM. */
 DCP_API dcp_status dcp_save_begin(dcp_context *ctx, const char *path, const dcp_save_opts *opts, dcp_save_session **out,
                                   dcp_error *err);
-/* Writes the records of a plan and makes them durable. Once for each session. */
+/* Writes the records of a plan and makes them durable. Once for each session (STATE). After an error the session can only be
+ * given up. Errors: as dcp_save; ARG (chunks of the plan overlap), MISMATCH (an item is in the plan twice). */
 DCP_API dcp_status dcp_save_write(dcp_save_session *session, const dcp_save_plan *plan, dcp_error *err);
 /* Publishes the metadata and removes what the old checkpoint alone used. Frees the session in every case; on failure the
  * session's files are removed. report may be NULL. */
