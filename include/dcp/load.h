@@ -35,6 +35,10 @@ typedef struct dcp_load_opts {
     const char *prefix;   /* put before each name of the state to get the checkpoint's; NULL: "" */
     dcp_rename_fn rename; /* after the prefix; NULL: none */
     void *user;
+    dcp_comm *comm;              /* the group that loads together: all get the same result; NULL: this process alone. Borrowed. */
+    const char *const *per_rank; /* as in dcp_save_opts: names that this rank takes from "rank.<r>.<name>" */
+    size_t n_per_rank;
+    dcp_failures *failures; /* out: the ranks that failed, and why; NULL: not wanted */
 } dcp_load_opts;
 
 #define DCP_LOAD_OPTS_INIT                                                                                                       \
@@ -68,9 +72,11 @@ typedef struct dcp_load_report {
         .struct_size = sizeof(dcp_load_report)                                                                                   \
     }
 
-/* Loads path into state. Shapes, dtypes and kinds must agree; all differences are found before anything is changed, and the error
- * names the first eight. report may be NULL and is filled also after MISMATCH and NOT_FOUND.
- * Errors: NOT_FOUND (missing names, or no checkpoint), MISMATCH, and those of dcp_checkpoint_open and dcp_read_many. */
+/* Loads path into state; with opts->comm collective: each rank brings a state of its own, with other chunks of the same tensors
+ * or other names altogether. Shapes, dtypes and kinds must agree; all differences are found before anything is changed, and the
+ * error names the first eight. report may be NULL and is filled also after MISMATCH and NOT_FOUND. Errors: NOT_FOUND (missing
+ * names, or no checkpoint), MISMATCH, and those of dcp_checkpoint_open and dcp_read_many; with opts->comm all of these as PEER,
+ * on every rank, and STATE if the ranks found different checkpoints. */
 DCP_API dcp_status dcp_load(dcp_context *ctx, const char *path, dcp_value *state, const dcp_load_opts *opts,
                             dcp_load_report *report, dcp_error *err);
 

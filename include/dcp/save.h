@@ -28,6 +28,18 @@ typedef enum dcp_serialization {
     DCP_SERIALIZE_SAFETENSORS = 1 /* a safetensors blob in each file: PyTorch writes this form too, but only libdcp reads it */
 } dcp_serialization;
 
+/* What a save does when it has failed and nothing of it is left. */
+typedef enum dcp_on_failure {
+    DCP_FAILURE_RETURN = 0, /* returns the error */
+    DCP_FAILURE_WARN = 1    /* logs a warning and returns OK, with the error's status in the report: for jobs that would rather go
+                               on; wrong arguments are returned all the same */
+} dcp_on_failure;
+
+/* A plan to be used again by the next save of the same structure. One for each sequence of saves. */
+typedef struct dcp_plan_cache dcp_plan_cache;
+DCP_API dcp_status dcp_plan_cache_create(dcp_context *ctx, dcp_plan_cache **out, dcp_error *err);
+DCP_API void dcp_plan_cache_free(dcp_plan_cache *cache); /* NULL is allowed */
+
 typedef struct dcp_save_opts {
     size_t struct_size;
     dcp_storage *storage; /* where path is a directory's name ("" the root); NULL: the local file system. Borrowed. */
@@ -44,6 +56,19 @@ typedef struct dcp_save_opts {
     /* Called now and then, from one thread at a time, with payload bytes written and in all; false cancels. NULL: none. */
     bool (*progress)(void *user, uint64_t done_bytes, uint64_t total_bytes);
     void *user;
+    /* Several ranks. These options are equal on all of them, as are those above but for files, progress and user. */
+    dcp_comm *comm;       /* the group that saves together; NULL: this process alone. Borrowed, and used for nothing else. */
+    int coordinator;      /* rank of the group that claims the place and publishes */
+    bool dedup_to_lowest; /* what several ranks hold is written by the lowest of them instead of the one with least to do */
+    bool check_content;   /* compare what several ranks hold under one name: MISMATCH if it differs */
+    const char *const *per_rank; /* glob patterns of names that each rank has for itself: saved as "rank.<r>.<name>" */
+    size_t n_per_rank;
+    dcp_plan_cache *cache;  /* kept from save to save: an unchanged plan is not made again; NULL: none. Changed on success. */
+    dcp_failures *failures; /* out: the ranks that failed, and why; NULL: not wanted */
+    dcp_on_failure on_failure;
+    /* Without communication: each rank writes `__<rank>.metadata` of its own; comm is NULL. Never overwrites. */
+    bool rank_local;
+    int rank, world; /* of this process */
 } dcp_save_opts;
 
 #define DCP_SAVE_OPTS_INIT                                                                                                       \
@@ -58,6 +83,12 @@ typedef enum dcp_degraded {
     DCP_DEGRADED_LOCK = 4    /* no locks: another save to the same place would not have been noticed */
 } dcp_degraded;
 
+/* What one rank did. */
+typedef struct dcp_rank_report {
+    double plan_seconds, write_seconds, sync_seconds;
+    uint64_t bytes; /* written to data files */
+} dcp_rank_report;
+
 typedef struct dcp_save_report {
     size_t struct_size;
     double plan_seconds, write_seconds, sync_seconds, commit_seconds;
@@ -68,6 +99,13 @@ typedef struct dcp_save_report {
     unsigned degraded;  /* dcp_degraded */
     int target_release; /* oldest PyTorch that reads it */
     char save_id[40];
+    dcp_status status;       /* with DCP_FAILURE_WARN: why there is no checkpoint; else OK */
+    bool was_planned_before; /* the plan came from the cache */
+    uint64_t plan_bytes;     /* that this rank sent to make the plan */
+    int world;
+    int slowest_rank;       /* of plan, write and sync together */
+    dcp_rank_report *ranks; /* in: room for n_ranks entries, or NULL; out: filled in, in order of ranks */
+    size_t n_ranks;
 } dcp_save_report;
 
 #define DCP_SAVE_REPORT_INIT                                                                                                     \
@@ -75,13 +113,14 @@ typedef struct dcp_save_report {
         .struct_size = sizeof(dcp_save_report)                                                                                   \
     }
 
-/* Saves a dict as a checkpoint below path. opts and report may be NULL; report is filled on success.
- * Errors: EXISTS (a checkpoint is there, something is in the way, or another save to the same place is running), MISMATCH (two
- * names collide), UNSUPPORTED (dtype or option against target_release; a tensor on a device; a storage without random writes),
- * ARG, LIMIT, NOSPACE, IO, NOT_FOUND (the directory has vanished), CANCELED, NOMEM. After an error the previous checkpoint is
- * whole and nothing of this save is left behind but directories that it made. Where removing fails as well, the next save removes
- * it. One exception: if the storage fails while the finished checkpoint is made visible or durable, the message says so, the
- * files of both stay, and the one that holds is whole. */
+/* Saves a dict as a checkpoint below path; with opts->comm collective: every rank brings its part, and all get the same result.
+ * opts and report may be NULL; report is filled on success. Errors: EXISTS (a checkpoint is there, something is in the way, or
+ * another save to the same place is running), MISMATCH (two names collide), UNSUPPORTED (dtype or option against target_release;
+ * a tensor on a device; a storage without random writes), ARG, LIMIT, NOSPACE, IO, NOT_FOUND (the directory has vanished),
+ * CANCELED, NOMEM; with opts->comm all of these as PEER, on every rank, with the causes of all that failed. After an error the
+ * previous checkpoint is whole and nothing of this save is left behind but directories that it made. Where removing fails as
+ * well, the next save removes it. One exception: if the storage fails while the finished checkpoint is made visible or durable,
+ * the message says so, the files of both stay, and the one that holds is whole. */
 DCP_API dcp_status dcp_save(dcp_context *ctx, const char *path, dcp_value *state, const dcp_save_opts *opts,
                             dcp_save_report *report, dcp_error *err);
 
@@ -144,17 +183,23 @@ DCP_API dcp_status dcp_copy(dcp_context *ctx, const char *from, const dcp_open_o
 /* A save under way: the place is claimed, nothing is published. */
 typedef struct dcp_save_session dcp_save_session;
 
-/* Claims the place: checks what is there, chooses file names that touch nothing old, removes what dead saves have left, and
- * excludes other saves until the session ends. Errors: EXISTS, ARG, UNSUPPORTED, IO, NOMEM. */
+/* Collective. Claims the place: checks what is there, chooses file names that touch nothing old, removes what dead saves have left,
+ * and excludes other saves until the session ends. Errors: EXISTS, ARG, UNSUPPORTED, IO, NOMEM. */
 DCP_API dcp_status dcp_save_begin(dcp_context *ctx, const char *path, const dcp_save_opts *opts, dcp_save_session **out,
                                   dcp_error *err);
-/* Writes the records of a plan and makes them durable. Once for each session (STATE). After an error the session can only be
- * given up. Errors: as dcp_save; ARG (chunks of the plan overlap), MISMATCH (an item is in the plan twice). */
+/* Collective. Decides who writes what several ranks hold, and checks that all plans together make whole tensors. Once for each
+ * session; the plan is not changed after it. dcp_save_write does it where it was not done. Errors: ARG (chunks outside their tensor,
+ * overlapping, or leaving gaps), MISMATCH (ranks disagree on a name, an object is in the plan twice). */
+DCP_API dcp_status dcp_plan_save_global(dcp_save_session *session, const dcp_save_plan *plan, dcp_error *err);
+/* True if this rank is to write item i. */
+DCP_API bool dcp_save_writes(const dcp_save_session *session, size_t i);
+/* Collective. Writes this rank's records of a plan and makes them durable. Once for each session (STATE). After an error the
+ * session can only be given up. Errors: as dcp_save. */
 DCP_API dcp_status dcp_save_write(dcp_save_session *session, const dcp_save_plan *plan, dcp_error *err);
-/* Publishes the metadata and removes what the old checkpoint alone used. Frees the session in every case; on failure the
- * session's files are removed. report may be NULL. */
+/* Collective. Publishes the metadata and removes what the old checkpoint alone used. Frees the session in every case; on failure
+ * the session's files are removed. report may be NULL. */
 DCP_API dcp_status dcp_save_commit(dcp_save_session *session, dcp_save_report *report, dcp_error *err);
-/* Gives up: removes the session's files and frees it. NULL is allowed. */
+/* Local. Gives up: removes the session's files and frees it. NULL is allowed. */
 DCP_API void dcp_save_abort(dcp_save_session *session);
 
 #ifdef __cplusplus

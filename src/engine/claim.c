@@ -364,6 +364,15 @@ static dcp_status remove_leftovers(claim *c, const dcp__names *leftovers, size_t
     return status;
 }
 
+static void new_generation(dcp_save_session *s)
+{
+    uint8_t random[6];
+    dcp__random_bytes(random, sizeof random);
+    for (size_t i = 0; i < sizeof random; i++) {
+        snprintf(s->generation + 2 * i, 3, "%02x", random[i]);
+    }
+}
+
 static dcp_status look_at_data(claim *c, dcp_error *err)
 {
     dcp_save_session *s = c->session;
@@ -385,11 +394,7 @@ static dcp_status look_at_data(claim *c, dcp_error *err)
         status = remove_leftovers(c, &leftovers, &n_left, err);
     }
     if (status == DCP_OK && (s->replaces || n_left)) { /* new names, so that nothing there is touched */
-        uint8_t random[6];
-        dcp__random_bytes(random, sizeof random);
-        for (size_t i = 0; i < sizeof random; i++) {
-            snprintf(s->generation + 2 * i, 3, "%02x", random[i]);
-        }
+        new_generation(s);
     }
     dcp__names_reset(s->ctx, &leftovers);
     dcp_checkpoint_close(old);
@@ -461,7 +466,7 @@ static dcp_status write_intent(dcp_save_session *s, dcp_error *err)
 {
     dcp__buf text;
     dcp__buf_init(&text, s->ctx);
-    dcp__buf_printf(&text, "libdcp intent 1\ngeneration %s\nworld 1\n", s->generation[0] ? s->generation : "-");
+    dcp__buf_printf(&text, "libdcp intent 1\ngeneration %s\nworld %d\n", s->generation[0] ? s->generation : "-", s->world);
     for (size_t i = 0; i < s->doomed.n; i++) {
         dcp__buf_printf(&text, "replaces %s\n", s->doomed.names[i]);
     }
@@ -528,5 +533,39 @@ dcp_status dcp__session_claim(dcp_save_session *s, dcp_error *err)
     forget_directory(&c);
     dcp__names_reset(s->ctx, &c.replaced);
     dcp__free(s->ctx, c.dead);
+    return status;
+}
+
+/* ---- without communication ---- */
+
+static dcp_status refuse_if_there(dcp_save_session *s, const char *name, dcp_error *err)
+{
+    dcp_stat st;
+    dcp_error fault = DCP_ERROR_INIT;
+    dcp_status status = dcp__session_stat(s, name, &st, &fault);
+    if (status == DCP_NOT_FOUND) {
+        return DCP_OK;
+    }
+    if (status == DCP_OK) {
+        return dcp__fail(err, DCP_EXISTS, "%s is there already, and a save without communication replaces nothing", name);
+    }
+    if (err) {
+        *err = fault;
+    }
+    return status;
+}
+
+dcp_status dcp__session_claim_rank(dcp_save_session *s, dcp_error *err)
+{
+    char name[64];
+    dcp_stat st;
+    dcp_status status = s->storage->ops->make_dir ? s->storage->ops->make_dir(s->storage, s->dir, err) : DCP_OK;
+    status = status == DCP_OK ? refuse_if_there(s, ".metadata", err) : status;
+    snprintf(name, sizeof name, "__%d.metadata", s->rank);
+    status = status == DCP_OK ? refuse_if_there(s, name, err) : status;
+    dcp__data_file_name(s->rank, "", 0, name);
+    if (status == DCP_OK && dcp__session_stat(s, name, &st, NULL) == DCP_OK) {
+        new_generation(s); /* a save that died left it: new names, so that nothing there is touched */
+    }
     return status;
 }

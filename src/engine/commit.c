@@ -1,5 +1,6 @@
 /* Publishing a save. The metadata file is the mark: before its rename the old checkpoint holds, after it the new one. Only then
  * is removed what nobody names any more. */
+#include <stdio.h>
 #include <string.h>
 
 #include "engine/session.h"
@@ -184,32 +185,146 @@ static bool clean_up(dcp_save_session *s)
     return is_clean && (s->doomed.n == 0 || dcp__session_sync_dir(s, NULL) == DCP_OK);
 }
 
+/* ---- one rank for itself ---- */
+
+/* `__<rank>.metadata`, which was not there: nothing is replaced, and nothing has to be taken back but the file itself. */
+static dcp_status publish_rank(dcp_save_session *s, outcome *out, dcp_error *err)
+{
+    char name[40], temporary[48];
+    snprintf(name, sizeof name, "__%d.metadata", s->rank);
+    snprintf(temporary, sizeof temporary, "%s.tmp", name);
+    bool renames = s->storage->ops->rename && (s->storage->ops->caps & DCP_STORAGE_RENAME);
+    dcp_status status = dcp__session_sync_dir(s, err);
+    status = status == DCP_OK ? write_metadata(s, renames ? temporary : name, &s->metadata, false, err) : status;
+    if (status == DCP_OK && renames) {
+        status = dcp__session_rename(s, temporary, name, err);
+    }
+    if (status != DCP_OK) {
+        dcp__session_remove(s, renames ? temporary : name, NULL);
+        return status;
+    }
+    s->report.degraded |= renames ? 0 : DCP_DEGRADED_RENAME;
+    *out = PUBLISHED;
+    return dcp__session_sync_dir(s, err);
+}
+
+/* ---- the reports of all ranks ---- */
+
+static dcp_rank_report own_report(const dcp_save_session *s)
+{
+    return (dcp_rank_report){s->report.plan_seconds, s->report.write_seconds, s->report.sync_seconds, s->report.bytes};
+}
+
+static double seconds_of(const dcp_rank_report *r)
+{
+    return r->plan_seconds + r->write_seconds + r->sync_seconds;
+}
+
+/* The save stands already: without these figures it stands as well. */
+static void gather_reports(dcp_save_session *s, dcp_rank_report *ranks, size_t n)
+{
+    int world = dcp__step_size(&s->step);
+    dcp_rank_report mine = own_report(s);
+    dcp_rank_report *all = dcp__alloc(s->ctx, (size_t)world * sizeof *all);
+    dcp_status status = dcp__agree(&s->step, all ? DCP_OK : DCP_NOMEM, NULL);
+    if (status == DCP_OK && s->step.comm) {
+        status = dcp_comm_all_gather(s->step.comm, &mine, sizeof mine, all, 0, NULL);
+    } else if (all) {
+        all[0] = mine;
+    }
+    for (int r = 0; status == DCP_OK && r < world; r++) {
+        s->report.slowest_rank = seconds_of(&all[r]) > seconds_of(&all[s->report.slowest_rank]) ? r : s->report.slowest_rank;
+        if ((size_t)r < n) {
+            ranks[r] = all[r];
+        }
+    }
+    dcp__free(s->ctx, all);
+}
+
+/* ---- the step ---- */
+
+/* Collective. What became of the checkpoint, as the coordinator saw it. If that cannot be learnt, both may hold. io has room: there
+ * must be no want of memory once the checkpoint may stand. */
+static dcp_status share_outcome(dcp_save_session *s, dcp_status mine, dcp__buf *io, outcome *out, dcp_error *err)
+{
+    dcp_error fault = DCP_ERROR_INIT;
+    if (s->is_coordinator) {
+        dcp__buf_put(io, out, sizeof *out);
+    }
+    dcp_status status = dcp__broadcast(&s->step, DCP_OK, s->group.coordinator, io, &fault);
+    if (!s->is_coordinator) {
+        *out = UNCERTAIN;
+        if (status == DCP_OK && io->len == sizeof *out) {
+            memcpy(out, io->data, sizeof *out);
+        }
+    }
+    if (status == DCP_OK || mine != DCP_OK) {
+        return dcp__agree(&s->step, mine, err);
+    }
+    if (err) {
+        *err = fault;
+    }
+    return status;
+}
+
+static dcp_status publish_of_group(dcp_save_session *s, outcome *out, dcp_error *err)
+{
+    dcp__buf io;
+    dcp__buf_init(&io, s->ctx);
+    dcp_status status = dcp__session_collect(s, err);
+    if (status == DCP_OK) {
+        status = dcp__agree(&s->step, dcp__buf_reserve(&io, sizeof *out) ? DCP_OK : dcp__nomem(err), err);
+    }
+    if (status == DCP_OK) {
+        dcp_status mine = !s->is_coordinator ? DCP_OK : s->opts.rank_local ? publish_rank(s, out, err) : publish(s, out, err);
+        status = share_outcome(s, mine, &io, out, err);
+    }
+    dcp__buf_reset(&io);
+    return status;
+}
+
+/* The next save of this structure need not be planned. A cache that cannot be filled stays empty. */
+static void fill_cache(dcp_save_session *s)
+{
+    dcp_plan_cache *c = s->opts.cache;
+    if (c && !s->group.was_cached) {
+        dcp__plan_cache_reset(&c->cache);
+        c->is_filled = dcp__group_plan_keep(&s->group, &c->cache) == DCP_OK;
+    }
+}
+
 dcp_status dcp_save_commit(dcp_save_session *s, dcp_save_report *report, dcp_error *err)
 {
     outcome out = UNPUBLISHED;
-    bool is_clean = false;
+    bool is_clean = true;
     if (!s) {
         return dcp__fail(err, DCP_ARG, "save: no session");
     }
     double start = dcp__now();
     dcp_status status = dcp__check_save_report(report, err);
-    if (status == DCP_OK && s->metadata.len == 0) {
+    if (status == DCP_OK && !s->placed) {
         status = dcp__fail(err, DCP_STATE, "save: nothing has been written");
     }
-    status = status == DCP_OK ? publish(s, &out, err) : status;
+    s->step.phase = "commit";
+    status = dcp__agree(&s->step, status, err);
+    status = status == DCP_OK ? publish_of_group(s, &out, err) : status;
     if (status == DCP_OK) {
         is_clean = clean_up(s);
+        fill_cache(s);
+        gather_reports(s, report ? report->ranks : NULL, report && report->ranks ? report->n_ranks : 0);
     }
     s->report.commit_seconds = dcp__now() - start;
     if (status != DCP_OK) {
         dcp__prefix(err, status, "%s: ", s->path);
     } else if (report) {
+        s->report.ranks = report->ranks;
+        s->report.n_ranks = report->n_ranks;
         *report = s->report;
     }
     if (out == UNPUBLISHED) {
         dcp_save_abort(s);
     } else {
-        dcp__session_free(s, !is_clean);
+        dcp__session_free(s, !is_clean || status != DCP_OK);
     }
     return status;
 }

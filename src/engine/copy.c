@@ -132,36 +132,6 @@ static dcp_status pull(void *user, const dcp_write_item *item, uint64_t offset, 
     return in_origin(from, status, err);
 }
 
-/* ---- names ---- */
-
-/* Values of single ranks: "rank.3.name". */
-static dcp_status name_item(dcp_save_plan *p, const dcp_item *from, dcp_write_item *to, dcp_error *err)
-{
-    char prefix[24];
-    to->fqn = from->fqn;
-    to->path = from->path;
-    to->path_len = from->path_len;
-    if (from->rank < 0) {
-        return DCP_OK;
-    }
-    size_t len = (size_t)snprintf(prefix, sizeof prefix, "rank.%d.", from->rank);
-    char *fqn = dcp__arena_alloc(&p->arena, len + from->fqn.len + 1);
-    dcp_key *path = dcp__arena_alloc(&p->arena, (from->path_len + 2) * sizeof *path);
-    dcp_str rank = dcp__arena_str(&p->arena, (dcp_str){prefix + 5, len - 6});
-    if (!fqn || !path || !rank.ptr) {
-        return dcp__nomem(err);
-    }
-    memcpy(fqn, prefix, len);
-    memcpy(fqn + len, from->fqn.ptr, from->fqn.len + 1);
-    path[0] = dcp_key_str("rank");
-    path[1] = (dcp_key){.string = rank};
-    memcpy(path + 2, from->path, from->path_len * sizeof *path);
-    to->fqn = (dcp_str){fqn, len + from->fqn.len};
-    to->path = path;
-    to->path_len = from->path_len + 2;
-    return DCP_OK;
-}
-
 /* ---- items ---- */
 
 static dcp_status is_blob(dcp_checkpoint *ck, const dcp__storage *s, bool *out, dcp_error *err)
@@ -203,7 +173,7 @@ static dcp_status add_tensor(dcp_checkpoint *ck, dcp_save_plan *p, size_t index,
     const dcp__entry *e = &ck->meta->entries[index];
     dcp_write_item item = {
         .kind = DCP_ITEM_TENSOR, .dtype = e->item.dtype, .ndim = e->item.ndim, .global_extents = e->item.extents, .pull = pull};
-    dcp_status status = name_item(p, &e->item, &item, err);
+    dcp_status status = dcp__save_plan_name(p, e->item.fqn, e->item.path, e->item.path_len, e->item.rank, &item, err);
     origin *origins = dcp__arena_alloc(&p->arena, e->item.n_chunks * sizeof *origins);
     if (!origins) {
         return dcp__nomem(err);
@@ -233,7 +203,7 @@ static dcp_status add_object(dcp_checkpoint *ck, dcp_save_plan *p, size_t index,
     const dcp__entry *e = &ck->meta->entries[index];
     dcp_write_item item = {.kind = DCP_ITEM_OBJECT};
     dcp_value *v;
-    dcp_status status = name_item(p, &e->item, &item, err);
+    dcp_status status = dcp__save_plan_name(p, e->item.fqn, e->item.path, e->item.path_len, e->item.rank, &item, err);
     status = status == DCP_OK ? dcp_read_object(ck, &e->item, &v, err) : status;
     status = status == DCP_OK ? dcp__save_plan_hold(p, v, err) : status;
     if (status != DCP_OK) {

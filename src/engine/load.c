@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/hash.h"
+#include "comm/collective.h"
 #include "engine/session.h"
 #include "state/containers.h"
 
@@ -103,39 +105,78 @@ dcp_status dcp_load_read(dcp_checkpoint *ck, dcp_load_plan *plan, dcp_load_repor
     return status;
 }
 
-dcp_status dcp_load_from(dcp_checkpoint *ck, dcp_value *state, const dcp_load_opts *opts, dcp_load_report *report, dcp_error *err)
+/* What a rank opened, for all to compare; 0 for checkpoints without a save id. */
+static uint64_t identity_of(const dcp_checkpoint *ck)
 {
-    dcp_load_plan *plan;
+    dcp_checkpoint_info info = DCP_CHECKPOINT_INFO_INIT;
+    dcp_checkpoint_get_info(ck, &info, NULL);
+    return info.save_id[0] ? dcp__xxh3_64(info.save_id, strlen(info.save_id)) : 0;
+}
+
+/* All ranks have a plan, and of the same checkpoint. */
+static dcp_status agree_on_plan(const dcp__step *step, dcp_status mine, const dcp_checkpoint *ck, dcp_error *err)
+{
+    size_t n = (size_t)dcp__step_size(step);
+    uint64_t *ids = dcp__alloc(step->ctx, n * sizeof *ids);
+    if (!ids && mine == DCP_OK) {
+        mine = dcp__nomem(err);
+    }
+    dcp_status status = dcp__agree_u64(step, mine, mine == DCP_OK ? identity_of(ck) : 0, ids, err);
+    for (size_t r = 1; status == DCP_OK && r < n; r++) {
+        if (ids[r] != ids[0]) {
+            status = dcp__fail(err, DCP_STATE, "ranks 0 and %zu opened different checkpoints: one was saved in the meantime", r);
+        }
+    }
+    dcp__free(step->ctx, ids);
+    return status;
+}
+
+/* ck is NULL on a rank that could not open it: `mine`. Such a rank goes on to where all of them learn of it. */
+static dcp_status load_together(dcp_context *ctx, dcp_checkpoint *ck, dcp_status mine, dcp_value *state,
+                                const dcp_load_opts *opts, dcp_load_report *report, dcp_error *err)
+{
+    bool is_known = opts && opts->struct_size == sizeof *opts;
+    dcp__step step = {ctx, is_known ? opts->comm : NULL, "plan", is_known ? opts->failures : NULL};
+    dcp_load_plan *plan = NULL;
     double start = dcp__now();
-    dcp_status status = dcp_plan_load(ck, state, opts, &plan, report, err);
-    if (status != DCP_OK) {
-        return status;
+    mine = mine == DCP_OK ? dcp_plan_load(ck, state, opts, &plan, report, err) : mine;
+    dcp_status status = agree_on_plan(&step, mine, ck, err);
+    if (status == DCP_OK) {
+        if (report) {
+            report->plan_seconds = dcp__now() - start;
+        }
+        step.phase = "read";
+        status = dcp__agree(&step, dcp_load_read(ck, plan, report, err), err);
     }
-    if (report) {
-        report->plan_seconds = dcp__now() - start;
-    }
-    status = dcp_load_read(ck, plan, report, err);
     dcp_load_plan_free(plan);
     return status;
+}
+
+dcp_status dcp_load_from(dcp_checkpoint *ck, dcp_value *state, const dcp_load_opts *opts, dcp_load_report *report, dcp_error *err)
+{
+    if (!ck) {
+        return dcp__fail(err, DCP_ARG, "load: no checkpoint");
+    }
+    return load_together(ck->ctx, ck, DCP_OK, state, opts, report, err);
 }
 
 static dcp_status load_once(dcp_context *ctx, const char *path, dcp_value *state, const dcp_load_opts *opts,
                             dcp_load_report *report, char save_id[DCP__SAVE_ID_BYTES], dcp_error *err)
 {
-    dcp_checkpoint *ck;
+    dcp_checkpoint *ck = NULL;
     dcp_checkpoint_info info = DCP_CHECKPOINT_INFO_INIT;
     dcp_status status = dcp_checkpoint_open(ctx, path, opts ? &opts->open : NULL, &ck, err);
-    if (status != DCP_OK) {
-        return status;
+    if (status == DCP_OK) {
+        dcp_checkpoint_get_info(ck, &info, NULL);
+        snprintf(save_id, DCP__SAVE_ID_BYTES, "%s", info.save_id);
     }
-    dcp_checkpoint_get_info(ck, &info, NULL);
-    snprintf(save_id, DCP__SAVE_ID_BYTES, "%s", info.save_id);
-    status = dcp_load_from(ck, state, opts, report, err);
+    status = load_together(dcp__context(ctx), ck, status, state, opts, report, err);
     dcp_checkpoint_close(ck);
     return status;
 }
 
-/* A file that is gone may mean that a save has replaced the checkpoint in the meantime: then the new one is loaded instead. */
+/* A file that is gone may mean that a save has replaced the checkpoint in the meantime: then the new one is loaded instead. A
+ * group has left this to its next try: its ranks may have seen it at different moments. */
 dcp_status dcp_load(dcp_context *ctx, const char *path, dcp_value *state, const dcp_load_opts *opts, dcp_load_report *report,
                     dcp_error *err)
 {

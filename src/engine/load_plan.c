@@ -77,26 +77,35 @@ static bool is_selected(const dcp_load_opts *o, dcp_str fqn)
            !matches_any(o->exclude, o->n_exclude, fqn.ptr);
 }
 
-/* The checkpoint's name of a leaf; ptr NULL: left out, or out of memory. */
-static dcp_str name_in_checkpoint(matcher *m, dcp_str fqn)
+static dcp_str join(matcher *m, const char *prefix, dcp_str name)
 {
-    const char *prefix = m->opts->prefix ? m->opts->prefix : "";
-    size_t prefix_len = strlen(prefix);
-    char *name = dcp__arena_alloc(&m->plan->arena, prefix_len + fqn.len + 1);
-    if (!name) {
+    size_t len = strlen(prefix);
+    char *text = dcp__arena_alloc(&m->plan->arena, len + name.len + 1);
+    if (!text) {
         m->out_of_memory = true;
         return (dcp_str){NULL, 0};
     }
-    memcpy(name, prefix, prefix_len);
-    memcpy(name + prefix_len, fqn.ptr, fqn.len + 1);
-    dcp_str result = {name, prefix_len + fqn.len};
-    if (m->opts->rename) {
-        char *renamed = m->opts->rename(m->opts->user, result);
-        result = renamed ? dcp__arena_str(&m->plan->arena, dcp_str_of(renamed)) : (dcp_str){NULL, 0};
-        m->out_of_memory |= renamed && !result.ptr;
+    memcpy(text, prefix, len);
+    memcpy(text + len, name.ptr, name.len + 1);
+    return (dcp_str){text, len + name.len};
+}
+
+/* The checkpoint's name of a leaf; ptr NULL: left out, or out of memory. */
+static dcp_str name_in_checkpoint(matcher *m, dcp_str fqn)
+{
+    const dcp_load_opts *o = m->opts;
+    dcp_str name = o->prefix ? join(m, o->prefix, fqn) : fqn;
+    if (o->rename && name.ptr) {
+        char *renamed = o->rename(o->user, name);
+        name = renamed ? join(m, "", dcp_str_of(renamed)) : (dcp_str){NULL, 0};
         free(renamed);
     }
-    return result;
+    if (o->comm && name.ptr && matches_any(o->per_rank, o->n_per_rank, fqn.ptr)) {
+        char prefix[24];
+        snprintf(prefix, sizeof prefix, "rank.%d.", o->comm->rank);
+        name = join(m, prefix, name);
+    }
+    return name;
 }
 
 /* ---- one leaf ---- */

@@ -101,6 +101,13 @@ static bool has_elements(const dcp__metadata *m, const dcp__entry *e)
     return false;
 }
 
+static bool are_empty_alike(const dcp__entry *a, const dcp__entry *b)
+{
+    const dcp_item *x = &a->item, *y = &b->item;
+    return x->kind == DCP_ITEM_TENSOR && y->kind == DCP_ITEM_TENSOR && x->bytes == 0 && y->bytes == 0 && x->dtype == y->dtype &&
+           x->ndim == y->ndim && memcmp(x->extents, y->extents, (size_t)x->ndim * sizeof *x->extents) == 0;
+}
+
 static dcp_status add_contribution(join *j, uint32_t part, uint32_t entry, dcp_error *err)
 {
     const dcp__metadata *m = j->ck->parts[part];
@@ -111,8 +118,8 @@ static dcp_status add_contribution(join *j, uint32_t part, uint32_t entry, dcp_e
         return status != DCP_OK ? status : dcp__arena_fail(&j->meta->arena, err);
     }
     group *g = &j->groups[existing == UINT64_MAX ? j->n_groups++ : existing];
-    if (!has_elements(m, &m->entries[entry]) && g->count) {
-        return DCP_OK; /* an empty shard says nothing that the others do not */
+    if (g->count && (!has_elements(m, &m->entries[entry]) || are_empty_alike(entry_of(j, g->first), &m->entries[entry]))) {
+        return DCP_OK; /* an empty shard says nothing that the others do not, nor does another empty tensor */
     }
     if (g->count == 1 && !has_elements(j->ck->parts[g->first->part], entry_of(j, g->first))) {
         *g = (group){0};

@@ -1,19 +1,37 @@
 /* A save, step by step. */
 #include "engine/session.h"
 
-dcp_status dcp_save(dcp_context *ctx, const char *path, dcp_value *state, const dcp_save_opts *opts, dcp_save_report *report,
-                    dcp_error *err)
+dcp_status dcp_plan_cache_create(dcp_context *ctx, dcp_plan_cache **out, dcp_error *err)
 {
-    dcp_save_plan *plan;
-    dcp_save_session *session = NULL;
+    ctx = dcp__context(ctx);
+    dcp_plan_cache *c = dcp__calloc(ctx, 1, sizeof *c);
+    if (!c) {
+        return dcp__nomem(err);
+    }
+    c->ctx = ctx;
+    *out = c;
+    return DCP_OK;
+}
+
+void dcp_plan_cache_free(dcp_plan_cache *c)
+{
+    if (c) {
+        dcp__plan_cache_reset(&c->cache);
+        dcp__free(c->ctx, c);
+    }
+}
+
+/* A rank that fails goes on to the next step with its status, where all of them learn of it. */
+static dcp_status save(dcp_context *ctx, const char *path, dcp_value *state, const dcp_save_opts *opts, dcp_save_report *report,
+                       dcp_error *err)
+{
+    dcp_save_plan *plan = NULL;
+    dcp_save_session *session;
     double start = dcp__now();
     dcp_status status = dcp__check_save_report(report, err);
-    status = status == DCP_OK ? dcp_plan_save(ctx, state, &plan, err) : status;
-    if (status != DCP_OK) {
-        return status;
-    }
+    status = status == DCP_OK ? dcp__plan_save_of_rank(ctx, state, opts, &plan, err) : status;
     double planned = dcp__now() - start;
-    status = dcp_save_begin(ctx, path, opts, &session, err);
+    status = dcp__save_begin(ctx, path, opts, status, &session, err);
     if (status == DCP_OK) {
         session->report.plan_seconds = planned;
         status = dcp_save_write(session, plan, err);
@@ -25,4 +43,24 @@ dcp_status dcp_save(dcp_context *ctx, const char *path, dcp_value *state, const 
     }
     dcp_save_plan_free(plan);
     return status;
+}
+
+dcp_status dcp_save(dcp_context *ctx, const char *path, dcp_value *state, const dcp_save_opts *opts, dcp_save_report *report,
+                    dcp_error *err)
+{
+    dcp_error own = DCP_ERROR_INIT;
+    ctx = dcp__context(ctx);
+    if (!path) {
+        return dcp__fail(err, DCP_ARG, "save: no path");
+    }
+    bool goes_on = opts && opts->struct_size == sizeof *opts && opts->on_failure == DCP_FAILURE_WARN;
+    dcp_status status = save(ctx, path, state, opts, report, goes_on && !err ? &own : err);
+    if (!goes_on || status == DCP_OK || status == DCP_ARG || status == DCP_STATE) {
+        return status;
+    }
+    dcp__log(ctx, DCP_LOG_WARNING, "no checkpoint was saved: %s", err ? err->message : own.message);
+    if (report) {
+        report->status = status;
+    }
+    return DCP_OK;
 }

@@ -214,6 +214,14 @@ static dcp_status check_opts(const dcp_save_opts *o, dcp_error *err)
     if (o->target_release && (o->target_release < 201 || o->target_release > 299)) {
         return dcp__fail(err, DCP_ARG, "save options: target release %d, expected 201 (PyTorch 2.1) or later", o->target_release);
     }
+    int world = o->comm ? o->comm->size : 1;
+    if (o->coordinator < 0 || o->coordinator >= world) {
+        return dcp__fail(err, DCP_ARG, "save options: coordinator %d of %d ranks", o->coordinator, world);
+    }
+    if (o->rank_local && (o->comm || o->rank < 0 || o->rank >= o->world)) {
+        return dcp__fail(err, DCP_ARG, "save options: rank %d of %d without communication%s", o->rank, o->world,
+                         o->comm ? ", and with a communicator" : "");
+    }
     if (o->serialization != DCP_SERIALIZE_TORCH_SAVE && o->serialization != DCP_SERIALIZE_SAFETENSORS) {
         return dcp__fail(err, DCP_ARG, "save options: no serialization %d", (int)o->serialization);
     }
@@ -304,39 +312,101 @@ static dcp_status look_first(dcp_save_session *s, dcp_error *err)
     return DCP_OK;
 }
 
-static dcp_status begin(dcp_save_session *s, const char *path, const dcp_save_opts *opts, dcp_error *err)
+/* The coordinator's part: the place is this save's from here on. */
+static dcp_status claim_place(dcp_save_session *s, dcp_error *err)
 {
-    dcp_status status = take_opts(s, opts, err);
-    status = status == DCP_OK ? attach(s, path, err) : status;
-    status = status == DCP_OK ? look_first(s, err) : status;
+    dcp_status status = look_first(s, err);
     if (status == DCP_OK && s->storage->ops->make_dir) {
         status = s->storage->ops->make_dir(s->storage, s->dir, err);
     }
     return status == DCP_OK ? dcp__session_claim(s, err) : status;
 }
 
-dcp_status dcp_save_begin(dcp_context *ctx, const char *path, const dcp_save_opts *opts, dcp_save_session **out, dcp_error *err)
+/* What the others have to know of it. */
+typedef struct claimed {
+    char save_id[DCP__SAVE_ID_BYTES];
+    char generation[DCP__GENERATION_BYTES];
+} claimed;
+
+static dcp_status share_claim(dcp_save_session *s, dcp__step *step, int coordinator, dcp_status mine, dcp_error *err)
 {
-    ctx = dcp__context(ctx);
-    if (!path || !out) {
-        return dcp__fail(err, DCP_ARG, "save: no %s", path ? "place for the session" : "path");
+    claimed c;
+    dcp__buf io;
+    dcp__buf_init(&io, step->ctx);
+    if (mine == DCP_OK && s->is_coordinator) {
+        memcpy(c.save_id, s->save_id, sizeof c.save_id);
+        memcpy(c.generation, s->generation, sizeof c.generation);
+        dcp__buf_put(&io, &c, sizeof c);
+        mine = io.failed ? dcp__nomem(err) : DCP_OK;
     }
+    dcp_status status = dcp__broadcast(step, mine, coordinator, &io, err);
+    if (status == DCP_OK && io.len != sizeof c) {
+        status = dcp__fail(err, DCP_INTERNAL, "the coordinator sent %zu bytes instead of %zu", io.len, sizeof c);
+    }
+    if (status == DCP_OK) {
+        memcpy(&c, io.data, sizeof c);
+        memcpy(s->save_id, c.save_id, sizeof c.save_id);
+        memcpy(s->generation, c.generation, sizeof c.generation);
+    }
+    dcp__buf_reset(&io);
+    return status;
+}
+
+static dcp_status make_session(dcp_context *ctx, const char *path, const dcp_save_opts *opts, const dcp__step *step,
+                               dcp_save_session **out, dcp_error *err)
+{
     dcp_save_session *s = dcp__calloc(ctx, 1, sizeof *s);
     if (!s) {
         return dcp__nomem(err);
     }
     s->ctx = ctx;
+    s->step = *step;
     s->report = (dcp_save_report)DCP_SAVE_REPORT_INIT;
     dcp__buf_init(&s->metadata, ctx);
     pthread_mutex_init(&s->lock, NULL);
-    dcp_status status = begin(s, path, opts, err);
+    *out = s; /* freed by the caller, whatever follows */
+    dcp_status status = take_opts(s, opts, err);
     if (status != DCP_OK) {
-        dcp__session_free(s, false);
+        return status;
+    }
+    s->rank = s->opts.rank_local ? s->opts.rank : dcp__step_rank(step);
+    s->world = s->opts.rank_local ? s->opts.world : dcp__step_size(step);
+    s->is_coordinator = s->opts.rank_local || s->rank == s->opts.coordinator;
+    return attach(s, path, err);
+}
+
+dcp_status dcp__save_begin(dcp_context *ctx, const char *path, const dcp_save_opts *opts, dcp_status mine, dcp_save_session **out,
+                           dcp_error *err)
+{
+    dcp_save_session *s = NULL;
+    bool is_known = opts && opts->struct_size == sizeof *opts;
+    dcp__step step = {ctx, is_known ? opts->comm : NULL, "plan", is_known ? opts->failures : NULL};
+    if (mine == DCP_OK) {
+        mine = make_session(ctx, path, opts, &step, &s, err);
+    }
+    if (mine == DCP_OK && s->is_coordinator) {
+        mine = s->opts.rank_local ? dcp__session_claim_rank(s, err) : claim_place(s, err);
+    }
+    bool has_root = is_known && opts->coordinator >= 0 && opts->coordinator < dcp__step_size(&step);
+    dcp_status status = share_claim(s, &step, has_root ? opts->coordinator : 0, mine, err);
+    if (status != DCP_OK) {
+        if (s) {
+            dcp__session_free(s, false);
+        }
         return dcp__prefix(err, status, "%s: ", path);
     }
     snprintf(s->report.save_id, sizeof s->report.save_id, "%s", s->save_id);
+    s->report.world = s->world;
     *out = s;
     return DCP_OK;
+}
+
+dcp_status dcp_save_begin(dcp_context *ctx, const char *path, const dcp_save_opts *opts, dcp_save_session **out, dcp_error *err)
+{
+    if (!path || !out) {
+        return dcp__fail(err, DCP_ARG, "save: no %s", path ? "place for the session" : "path");
+    }
+    return dcp__save_begin(dcp__context(ctx), path, opts, DCP_OK, out, err);
 }
 
 /* ---- end ---- */
@@ -349,6 +419,10 @@ void dcp__session_free(dcp_save_session *s, bool keep_intent)
     dcp__names_reset(ctx, &s->dead_intents);
     dcp__names_reset(ctx, &s->created);
     dcp__buf_reset(&s->metadata);
+    dcp__group_plan_reset(&s->group);
+    dcp__free(ctx, s->placed);
+    dcp__free(ctx, s->digests);
+    dcp__free(ctx, s->facts);
     if (s->owns_storage) {
         dcp_storage_free(s->storage);
     }

@@ -6,6 +6,7 @@
 
 #include "base/buf.h"
 #include "dcp/save.h"
+#include "engine/group_plan.h"
 #include "format/metadata.h"
 
 #define DCP__SAVE_ID_BYTES 40
@@ -27,19 +28,32 @@ struct dcp_save_session {
     char save_id[DCP__SAVE_ID_BYTES];
     char generation[DCP__GENERATION_BYTES]; /* part of the file names; "" where no data file is in the way */
     char *intent_name;
-    dcp_file *intent;        /* open, and locked if the storage has locks; NULL: none */
-    bool replaces;           /* there is a checkpoint to be replaced */
-    dcp__names doomed;       /* files that nobody names once the new checkpoint stands */
-    dcp__names dead_intents; /* of saves that are gone */
-    dcp__names created;      /* data files of this save */
-    bool is_written;         /* dcp_save_write has been called */
-    dcp__buf metadata;       /* what will be .metadata; made by dcp_save_write */
+    dcp_file *intent;          /* open, and locked if the storage has locks; NULL: none */
+    bool replaces;             /* there is a checkpoint to be replaced */
+    dcp__names doomed;         /* files that nobody names once the new checkpoint stands */
+    dcp__names dead_intents;   /* of saves that are gone */
+    dcp__names created;        /* data files of this save */
+    dcp__step step;            /* comm NULL: one rank */
+    int rank, world;           /* of the group, or of the options of a rank-local save */
+    bool is_coordinator;       /* this rank has the intent and publishes */
+    dcp__group_plan group;     /* made by dcp_plan_save_global */
+    const dcp_save_plan *plan; /* that it was made of */
+    bool is_written;           /* dcp_save_write has been called */
+    dcp__placed *placed;       /* [item]: where it was written */
+    dcp__digest *digests;      /* [record] */
+    dcp__file_facts *facts;    /* [file] */
+    size_t n_files;
+    dcp__buf metadata; /* what will be .metadata; made by dcp_save_commit on the coordinator */
     dcp_save_report report;
     pthread_mutex_t lock; /* guards done_bytes and the caller's progress function */
     uint64_t done_bytes;
 };
 
 /* ---- session.c: begin, abort, files ---- */
+
+/* As dcp_save_begin, for a rank that may have failed already: `mine` and *err. */
+dcp_status dcp__save_begin(dcp_context *ctx, const char *path, const dcp_save_opts *opts, dcp_status mine, dcp_save_session **out,
+                           dcp_error *err);
 
 dcp_status dcp__session_open(dcp_save_session *s, const char *relative, unsigned flags, dcp_file **out, dcp_error *err);
 dcp_status dcp__session_remove(dcp_save_session *s, const char *relative, dcp_error *err);
@@ -68,8 +82,23 @@ dcp_status dcp__check_save_report(const dcp_save_report *report, dcp_error *err)
 
 /* Makes the intent and finds out what is there: sets generation, replaces, doomed, dead_intents. */
 dcp_status dcp__session_claim(dcp_save_session *s, dcp_error *err);
+/* The same for one rank of a save without communication: no intent, since its fellows are no rivals, and nothing is replaced. */
+dcp_status dcp__session_claim_rank(dcp_save_session *s, dcp_error *err);
 /* Closes the intent, if any, and removes it unless it is to be kept. */
 void dcp__session_drop_intent(dcp_save_session *s, bool keep);
+
+/* ---- save_metadata.c ---- */
+
+/* Collective. Makes the plan of all ranks of s->plan. */
+dcp_status dcp__session_plan(dcp_save_session *s, dcp_error *err);
+/* Collective. Fills s->metadata on the coordinator. */
+dcp_status dcp__session_collect(dcp_save_session *s, dcp_error *err);
+
+struct dcp_plan_cache {
+    dcp_context *ctx;
+    bool is_filled;
+    dcp__plan_cache cache;
+};
 
 /* ---- commit.c ---- */
 

@@ -1,6 +1,8 @@
 /* From a state to the list of what is to be written. */
 #include "plan/save_plan.h"
 
+#include <fnmatch.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "plan/coverage.h"
@@ -96,6 +98,20 @@ static dcp_status add_absent(dcp_save_plan *p, const dcp_write_item *item, dcp_e
     return DCP_OK;
 }
 
+/* A tensor without elements has one chunk, at 0, whatever its chunks are; all ranks hold it. */
+static dcp_status add_empty(dcp_save_plan *p, dcp_write_item *item, dcp_error *err)
+{
+    int64_t *zeros = dcp__arena_alloc(&p->arena, (size_t)item->ndim * sizeof *zeros);
+    if (!zeros) {
+        return dcp__nomem(err);
+    }
+    memset(zeros, 0, (size_t)item->ndim * sizeof *zeros);
+    item->box = (dcp_box){zeros, item->global_extents};
+    item->tensor = dcp_tensor_make(item->dtype, item->ndim, item->global_extents, NULL);
+    dcp_status status = set_bytes(item, err);
+    return status == DCP_OK ? add_item(p, *item, err) : status;
+}
+
 static dcp_status add_sharded(dcp_save_plan *p, const dcp_leaf *leaf, dcp_error *err)
 {
     dcp_write_item item = item_of(leaf, DCP_ITEM_TENSOR);
@@ -105,10 +121,13 @@ static dcp_status add_sharded(dcp_save_plan *p, const dcp_leaf *leaf, dcp_error 
     dcp__elems(item.ndim, item.global_extents, &elems);
     size_t n = dcp_value_count(leaf->value), n_before = p->n;
     dcp_status status = check_chunks(p, leaf, item.ndim, item.global_extents, err);
+    if (status == DCP_OK && elems == 0) {
+        return add_empty(p, &item, err);
+    }
     for (size_t i = 0; i < n && status == DCP_OK; i++) {
         dcp_sharded_chunk(leaf->value, i, &item.tensor, &item.box);
         status = set_bytes(&item, err);
-        if (status == DCP_OK && (item.bytes || elems == 0)) {
+        if (status == DCP_OK && item.bytes) {
             status = add_item(p, item, err);
         }
     }
@@ -141,6 +160,52 @@ dcp_status dcp__save_plan_add_containers(dcp_save_plan *p, const dcp__container 
     }
     p->n_containers += n;
     return DCP_OK;
+}
+
+dcp_status dcp__save_plan_name(dcp_save_plan *p, dcp_str fqn, const dcp_key *path, size_t path_len, int rank,
+                               dcp_write_item *item, dcp_error *err)
+{
+    char prefix[24];
+    item->fqn = fqn;
+    item->path = path;
+    item->path_len = path_len;
+    if (rank < 0) {
+        return DCP_OK;
+    }
+    size_t len = (size_t)snprintf(prefix, sizeof prefix, "rank.%d.", rank);
+    char *name = dcp__arena_alloc(&p->arena, len + fqn.len + 1);
+    dcp_key *longer = dcp__arena_alloc(&p->arena, (path_len + 2) * sizeof *longer);
+    dcp_str digits = dcp__arena_str(&p->arena, (dcp_str){prefix + 5, len - 6});
+    if (!name || !longer || !digits.ptr) {
+        return dcp__nomem(err);
+    }
+    memcpy(name, prefix, len);
+    memcpy(name + len, fqn.ptr, fqn.len + 1);
+    longer[0] = dcp_key_str("rank");
+    longer[1] = (dcp_key){.string = digits};
+    if (path_len) {
+        memcpy(longer + 2, path, path_len * sizeof *path);
+    }
+    item->fqn = (dcp_str){name, len + fqn.len};
+    item->path = longer;
+    item->path_len = path_len + 2;
+    return DCP_OK;
+}
+
+/* What each rank has for itself goes under its number. */
+static dcp_status name_per_rank(dcp_save_plan *p, const dcp_save_opts *o, dcp_error *err)
+{
+    dcp_status status = DCP_OK;
+    for (size_t i = 0; o && o->comm && i < p->n && status == DCP_OK; i++) {
+        dcp_write_item *item = &p->items[i];
+        for (size_t k = 0; k < o->n_per_rank; k++) {
+            if (fnmatch(o->per_rank[k], item->fqn.ptr, 0) == 0) {
+                status = dcp__save_plan_name(p, item->fqn, item->path, item->path_len, o->comm->rank, item, err);
+                break;
+            }
+        }
+    }
+    return status;
 }
 
 static dcp_status fill(dcp_save_plan *p, dcp_value *state, dcp_error *err)
@@ -182,9 +247,11 @@ dcp_status dcp__save_plan_hold(dcp_save_plan *p, dcp_value *v, dcp_error *err)
     return DCP_OK;
 }
 
-dcp_status dcp_plan_save(dcp_context *ctx, dcp_value *state, dcp_save_plan **out, dcp_error *err)
+dcp_status dcp__plan_save_of_rank(dcp_context *ctx, dcp_value *state, const dcp_save_opts *opts, dcp_save_plan **out,
+                                  dcp_error *err)
 {
     dcp_save_plan *p = NULL;
+    bool is_known = opts && opts->struct_size == sizeof *opts; /* else the next step refuses them */
     if (!state || !out) {
         return dcp__fail(err, DCP_ARG, "save: no %s", state ? "place for the plan" : "state");
     }
@@ -193,12 +260,18 @@ dcp_status dcp_plan_save(dcp_context *ctx, dcp_value *state, dcp_save_plan **out
         return status;
     }
     status = fill(p, state, err);
+    status = status == DCP_OK ? name_per_rank(p, is_known ? opts : NULL, err) : status;
     if (status != DCP_OK) {
         dcp_save_plan_free(p);
         return status;
     }
     *out = p;
     return DCP_OK;
+}
+
+dcp_status dcp_plan_save(dcp_context *ctx, dcp_value *state, dcp_save_plan **out, dcp_error *err)
+{
+    return dcp__plan_save_of_rank(ctx, state, NULL, out, err);
 }
 
 void dcp_save_plan_free(dcp_save_plan *p)

@@ -26,6 +26,12 @@ struct dcp_save_plan {
     size_t n_values, cap_values;
 };
 
+/* As dcp_plan_save, with the names that match opts->per_rank under "rank.<r>."; opts may be NULL. */
+dcp_status dcp__plan_save_of_rank(dcp_context *ctx, dcp_value *state, const dcp_save_opts *opts, dcp_save_plan **out,
+                                  dcp_error *err);
+/* Names an item: as given, or with rank >= 0 under "rank.<rank>.". Texts of its own are the plan's. */
+dcp_status dcp__save_plan_name(dcp_save_plan *p, dcp_str fqn, const dcp_key *path, size_t path_len, int rank,
+                               dcp_write_item *item, dcp_error *err);
 /* An empty plan. */
 dcp_status dcp__save_plan_create(dcp_context *ctx, dcp_save_plan **out, dcp_error *err);
 /* Hands a reference over to the plan, to be dropped with it. On failure it is dropped at once. */
