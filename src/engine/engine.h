@@ -164,8 +164,6 @@ dcp_status dcp__check_storage_crc(dcp_context *ctx, const dcp__source *src, cons
 
 /* ---- errors ---- */
 
-/* "[3, 5]"; long ones are cut. */
-const char *dcp__print_shape(char text[96], int ndim, const int64_t *sizes);
 /* Puts `file "x", item "y": ` in front of the message. Each may be absent: file < 0, fqn.ptr NULL. */
 dcp_status dcp__in_item(const dcp_checkpoint *ck, int64_t file, dcp_str fqn, dcp_status code, dcp_error *err);
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "engine/load.h"
+#include "state/strided.h"
 
 #define NAMED_DIFFERENCES 8
 
@@ -47,16 +48,6 @@ static DCP_PRINTF(5, 6) void differ(matcher *m, dcp_difference_kind kind, bool i
     if (is_error && m->n_errors++ < NAMED_DIFFERENCES) {
         dcp__buf_printf(&m->text, "%s\"%s\": %s", m->n_errors > 1 ? "; " : "", dcp__print(fqn).text, text);
     }
-}
-
-static const char *shape_text(char text[160], int ndim, const int64_t *extents)
-{
-    size_t n = (size_t)snprintf(text, 160, "[");
-    for (int d = 0; d < ndim && n < 130; d++) {
-        n += (size_t)snprintf(text + n, 160 - n, "%s%lld", d ? ", " : "", (long long)extents[d]);
-    }
-    snprintf(text + n, 160 - n, "]");
-    return text;
 }
 
 /* ---- names ---- */
@@ -134,12 +125,11 @@ static void add_object(matcher *m, const dcp_leaf *leaf, const dcp_item *item, d
 
 static bool same_form(matcher *m, const dcp_leaf *leaf, const dcp_item *item, int ndim, const int64_t *extents)
 {
-    char saved[160], wanted[160];
     dcp_dtype dtype = dcp_value_dtype(leaf->value);
     bool is_same = true;
     if (item->ndim != ndim || (ndim && memcmp(item->extents, extents, (size_t)ndim * sizeof *extents) != 0)) {
         differ(m, DCP_DIFF_SHAPE, true, leaf->fqn, "shape %s in the checkpoint, %s in the state",
-               shape_text(saved, item->ndim, item->extents), shape_text(wanted, ndim, extents));
+               dcp__print_shape(item->ndim, item->extents).text, dcp__print_shape(ndim, extents).text);
         is_same = false;
     }
     if (item->dtype != dtype) {

@@ -109,12 +109,11 @@ static dcp_status check_coverage(dcp__read_plan *r, const dcp__entry *e, const d
         return status;
     }
     if (t.fault == DCP__TILING_GAP) {
-        char at[96];
         for (int d = 0; d < e->item.ndim; d++) {
             t.at[d] += wanted->offsets[d];
         }
         return dcp__fail(err, DCP_FORMAT, "its chunks leave out %lld of the elements wanted, the first at %s",
-                         (long long)t.missing, dcp__print_shape(at, e->item.ndim, t.at));
+                         (long long)t.missing, dcp__print_shape(e->item.ndim, t.at).text);
     }
     return dcp__fail(err, DCP_FORMAT, "its chunks overlap: %td and %td",
                      r->pieces[first + t.a].chunk - &r->ck->meta->chunks[e->first_chunk],

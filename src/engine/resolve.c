@@ -23,27 +23,15 @@ dcp_status dcp__in_item(const dcp_checkpoint *ck, int64_t file, dcp_str fqn, dcp
 
 /* ---- checks ---- */
 
-/* "[3, 5]" */
-const char *dcp__print_shape(char text[96], int ndim, const int64_t *sizes)
-{
-    size_t n = (size_t)snprintf(text, 96, "[");
-    for (int d = 0; d < ndim && n < 80; d++) {
-        n += (size_t)snprintf(text + n, 96 - n, "%s%lld", d ? ", " : "", (long long)sizes[d]);
-    }
-    snprintf(text + (n < 90 ? n : 90), 6, "]");
-    return text;
-}
-
 dcp_status dcp__check_payload(const dcp__entry *e, const dcp__chunk *c, const dcp__payload *p, dcp_error *err)
 {
-    char expected[96], found[96];
     if (p->dtype != e->item.dtype) {
         return dcp__fail(err, DCP_FORMAT, "the record holds %s, the metadata says %s", dcp_dtype_name(p->dtype),
                          dcp_dtype_name(e->item.dtype));
     }
     if (p->ndim != e->item.ndim || memcmp(p->sizes, c->sizes, (size_t)p->ndim * sizeof *p->sizes) != 0) {
         return dcp__fail(err, DCP_FORMAT, "the record holds shape %s, the metadata says %s",
-                         dcp__print_shape(found, p->ndim, p->sizes), dcp__print_shape(expected, e->item.ndim, c->sizes));
+                         dcp__print_shape(p->ndim, p->sizes).text, dcp__print_shape(e->item.ndim, c->sizes).text);
     }
     return DCP_OK;
 }

@@ -179,8 +179,8 @@ static bool agrees(intake *in, dcp__owned_entry *mine, const dcp__wire_entry *e)
         dcp__note(in->o, DCP__FAULT_CLASH, "item \"%s\" of rank %d has the name of a rank's own value", name, in->rank);
     } else {
         dcp__note(in->o, DCP__FAULT_CLASH, "item \"%s\": rank %u has %s %s, rank %d has %s %s", name, mine->first_rank,
-                  dcp_dtype_name(is->dtype), dcp__text_of_shape(is->ndim, is->extents).text, in->rank, dcp_dtype_name(e->dtype),
-                  dcp__text_of_shape(e->ndim, e->extents).text);
+                  dcp_dtype_name(is->dtype), dcp__print_shape(is->ndim, is->extents).text, in->rank, dcp_dtype_name(e->dtype),
+                  dcp__print_shape(e->ndim, e->extents).text);
     }
     return false;
 }

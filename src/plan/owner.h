@@ -3,6 +3,7 @@
 #define DCP_PLAN_OWNER_H
 
 #include "plan/plan_mail.h"
+#include "state/strided.h"
 
 #define DCP__NONE UINT32_MAX
 
@@ -86,7 +87,6 @@ uint32_t dcp__chunk_first_rank(const dcp__owner *o, const dcp__owned_chunk *c);
 typedef enum dcp__fault_kind { DCP__FAULT_CLASH, DCP__FAULT_CHUNKS } dcp__fault_kind;
 
 void dcp__note(dcp__owner *o, dcp__fault_kind kind, const char *fmt, ...) DCP_PRINTF(3, 4);
-dcp__printable dcp__text_of_shape(int ndim, const int64_t *extents);
 dcp__printable dcp__text_of_box(int ndim, const int64_t *offsets, const int64_t *sizes);
 
 /* Finds the groups, in the order of the offer. Errors: NOMEM. */

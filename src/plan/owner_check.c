@@ -26,18 +26,6 @@ void dcp__note(dcp__owner *o, dcp__fault_kind kind, const char *fmt, ...)
     }
 }
 
-/* "[4, 8]" */
-dcp__printable dcp__text_of_shape(int ndim, const int64_t *extents)
-{
-    dcp__printable p = {"["};
-    size_t at = 1;
-    for (int d = 0; d < ndim && at < sizeof p.text - 26; d++) {
-        at += (size_t)snprintf(p.text + at, sizeof p.text - at, "%s%lld", d ? ", " : "", (long long)extents[d]);
-    }
-    snprintf(p.text + at, sizeof p.text - at, "]");
-    return p;
-}
-
 /* "[0:2, 4:8]" */
 dcp__printable dcp__text_of_box(int ndim, const int64_t *offsets, const int64_t *sizes)
 {
@@ -129,7 +117,7 @@ static void note_fault(checker *k, const dcp__wire_entry *is, const dcp__tiling 
     switch (t->fault) {
     case DCP__TILING_OUTSIDE:
         dcp__note(k->o, DCP__FAULT_CHUNKS, "item \"%s\": chunk %s of rank %u is not within %s", name.text,
-                  print_chunk(k, is->ndim, t->a).text, rank_of(k, t->a), dcp__text_of_shape(is->ndim, is->extents).text);
+                  print_chunk(k, is->ndim, t->a).text, rank_of(k, t->a), dcp__print_shape(is->ndim, is->extents).text);
         break;
     case DCP__TILING_OVERLAP:
         dcp__box_overlap(is->ndim, &k->boxes[t->a], &k->boxes[t->b], a, b, sizes);
@@ -142,8 +130,7 @@ static void note_fault(checker *k, const dcp__wire_entry *is, const dcp__tiling 
         break;
     default:
         dcp__note(k->o, DCP__FAULT_CHUNKS, "item \"%s\" of shape %s: %lld elements are in no chunk, the first at %s", name.text,
-                  dcp__text_of_shape(is->ndim, is->extents).text, (long long)t->missing,
-                  dcp__text_of_shape(is->ndim, t->at).text);
+                  dcp__print_shape(is->ndim, is->extents).text, (long long)t->missing, dcp__print_shape(is->ndim, t->at).text);
     }
 }
 

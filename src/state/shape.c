@@ -1,4 +1,6 @@
 /* Arithmetic on extents and strides. */
+#include <stdio.h>
+
 #include "base/checked.h"
 #include "state/strided.h"
 
@@ -98,4 +100,15 @@ bool dcp__span_elems(int ndim, const int64_t *extents, const int64_t *strides, i
         return true;
     }
     return dcp__add_i64(last, 1, out);
+}
+
+dcp__printable dcp__print_shape(int ndim, const int64_t *extents)
+{
+    dcp__printable p = {"["};
+    size_t at = 1;
+    for (int d = 0; d < ndim && at < sizeof p.text - 26; d++) {
+        at += (size_t)snprintf(p.text + at, sizeof p.text - at, "%s%lld", d ? ", " : "", (long long)extents[d]);
+    }
+    snprintf(p.text + at, sizeof p.text - at, "]");
+    return p;
 }

@@ -14,6 +14,9 @@ bool dcp__elems(int ndim, const int64_t *extents, int64_t *out);
 /* Index of the last element that a view touches plus one, 0 without elements; false on overflow or a negative stride. */
 bool dcp__span_elems(int ndim, const int64_t *extents, const int64_t *strides, int64_t *out);
 
+/* "[4, 8]", for messages; cut where it is very long. */
+dcp__printable dcp__print_shape(int ndim, const int64_t *extents);
+
 /* Copies prod(extents) elements of elem_bytes (1 to 16) each. Strides in elements; the areas do not overlap. Dimensions are
  * merged where both sides allow it, so that contiguous runs are one memcpy; transposes go in cache-sized tiles. */
 void dcp__copy_strided(void *dst, const int64_t *dst_strides, const void *src, const int64_t *src_strides, int ndim,
