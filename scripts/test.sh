@@ -32,7 +32,8 @@ attempt() {
         printf '  %-28s ok      %4d s\n' "$name" $((SECONDS - start))
     else
         printf '  %-28s FAILED  %4d s, see build-logs/%s.log\n' "$name" $((SECONDS - start)) "$name"
-        tail -n 40 "$logs/$name.log" | sed 's/^/    | /'
+        # The end of a log is often that of another job: show what speaks of an error, if anything does.
+        { grep -E -A6 'error:|Error|FAILED|\*\*\*' "$logs/$name.log" || cat "$logs/$name.log"; } | tail -n 60 | sed 's/^/    | /'
         return 1
     fi
 }

@@ -152,15 +152,15 @@ static dcp_status take_line(claim *c, const char *line, size_t len, dcp_error *e
 {
     family *last = c->n_dead ? &c->dead[c->n_dead - 1] : NULL;
     char generation[DCP__GENERATION_BYTES] = "";
-    int world;
+    long world = starts_with(line, "world ") ? strtol(line + 6, NULL, 10) : 0;
     if (strlen(line) != len) {
         return DCP_OK;
     }
     if (starts_with(line, "replaces ") && (is_data_name(line + 9) || is_rank_metadata(line + 9))) {
         return dcp__names_add(c->session->ctx, &c->replaced, line + 9, err);
     }
-    if (last && sscanf(line, "world %d", &world) == 1 && world > 0 && world <= MAX_WORLD) {
-        last->world = world;
+    if (last && world > 0 && world <= MAX_WORLD) {
+        last->world = (int)world;
     }
     if (strcmp(line, "generation -") != 0 && sscanf(line, "generation %15[0-9a-f]", generation) != 1) {
         return DCP_OK;
