@@ -78,7 +78,10 @@ static dcp_status all_hellos(dcp__group_plan *g, dcp_status mine, const dcp__pla
             memcpy(all, own, sizeof own);
         }
     }
-    status = status == DCP_OK ? dcp__hellos_decode(g->step.ctx, all, len, g->opts.world, &g->hellos, err) : status;
+    if (status == DCP_OK) { /* a rank that lacks memory for them must not leave the others waiting */
+        mine = dcp__hellos_decode(g->step.ctx, all, len, g->opts.world, &g->hellos, err);
+        status = dcp__agree(&g->step, mine, err);
+    }
     dcp__free(g->step.ctx, all);
     return status;
 }
