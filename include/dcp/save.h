@@ -180,6 +180,44 @@ DCP_API dcp_status dcp_plan_copy(dcp_checkpoint *ck, dcp_save_plan **out, dcp_er
 DCP_API dcp_status dcp_copy(dcp_context *ctx, const char *from, const dcp_open_opts *open, const char *to,
                             const dcp_save_opts *opts, dcp_save_report *report, dcp_error *err);
 
+/* Makes an ordinary checkpoint of what the ranks of a save without communication have left. A name that several ranks hold with
+ * different values becomes "rank.<r>.<name>" for each of them; where their values are equal, there is one. Parts of sharded
+ * tensors are united. Otherwise as dcp_copy. Errors: also MISMATCH (the checkpoint is no rank-local one). */
+DCP_API dcp_status dcp_merge(dcp_context *ctx, const char *from, const dcp_open_opts *open, const char *to,
+                             const dcp_save_opts *opts, dcp_save_report *report, dcp_error *err);
+
+#define DCP_REPLICATE (-1)
+
+/* How tensors lie on a mesh of ranks. */
+typedef struct dcp_placement {
+    const char *names; /* glob pattern of the names that it is for */
+    const int *axes;   /* for each dimension of the mesh the axis of the tensor that it splits, or DCP_REPLICATE. Dimensions that
+                          split the same axis do so one after the other, each as torch.chunk does: the last parts may be smaller, or
+                          empty. */
+} dcp_placement;
+
+typedef struct dcp_reshard_opts {
+    size_t struct_size;
+    int n_mesh;                      /* dimensions of the mesh; 0: one rank */
+    const int *mesh;                 /* ranks along each of them, 4096 in all at most; the last dimension counts fastest */
+    const dcp_placement *placements; /* the first that fits a name counts; without one the last dimension splits axis 0 and the
+                                        others replicate */
+    size_t n_placements;
+} dcp_reshard_opts;
+
+#define DCP_RESHARD_OPTS_INIT                                                                                                    \
+    {                                                                                                                            \
+        .struct_size = sizeof(dcp_reshard_opts)                                                                                  \
+    }
+
+/* Reads any checkpoint and writes what the ranks of a mesh would have written together, in bounded memory: the ranks are threads
+ * of this call. Tensors without dimensions and objects are replicated. The source is verified first, so that nothing broken gets
+ * a checksum that is right. The report is of all ranks together. save->comm, rank_local, cache and per_rank are not set. Errors:
+ * as dcp_checkpoint_open, dcp_verify and dcp_save; ARG (no such mesh, or no such axis in a tensor), NOT_FOUND (also: names that
+ * no tensor has), the code of the first defect of the source. */
+DCP_API dcp_status dcp_reshard(dcp_context *ctx, const char *from, const dcp_open_opts *open, const char *to,
+                               const dcp_reshard_opts *opts, const dcp_save_opts *save, dcp_save_report *report, dcp_error *err);
+
 /* A save under way: the place is claimed, nothing is published. */
 typedef struct dcp_save_session dcp_save_session;
 

@@ -3,8 +3,7 @@
 #include <string.h>
 
 #include "base/hash.h"
-#include "engine/engine.h"
-#include "plan/save_plan.h"
+#include "engine/copy.h"
 #include "state/strided.h"
 #include "state/value.h"
 
@@ -32,20 +31,8 @@ static int64_t box_at(int ndim, const int64_t *extents, int64_t start, int64_t l
     return elems;
 }
 
-/* What one item is read from. The records of a copy get new checksums, so the old ones must be right: a block is not a whole
- * record, and its CRC is taken over all blocks of the item. */
-typedef struct origin {
-    dcp_checkpoint *ck;
-    const dcp__entry *entry;
-    const dcp__chunk *chunk;
-    bool is_plain;   /* the file holds the elements row-major from `offset` on */
-    bool is_summed;  /* the blocks give the record's CRC */
-    uint64_t offset; /* in the file */
-    uint32_t crc, expected;
-} origin;
-
-static dcp_status read_blocks(const origin *from, const dcp_write_item *item, uint64_t offset, void *buf, size_t n,
-                              dcp_error *err)
+dcp_status dcp__read_item_bytes(dcp_checkpoint *ck, const dcp__entry *e, const dcp_write_item *item, uint64_t offset, void *buf,
+                                size_t n, dcp_error *err)
 {
     size_t elem = dcp_dtype_bytes(item->dtype);
     int64_t start = (int64_t)(offset / elem), left = (int64_t)(n / elem);
@@ -59,13 +46,25 @@ static dcp_status read_blocks(const origin *from, const dcp_write_item *item, ui
         }
         dcp_box box = {offsets, sizes};
         dcp_tensor dst = dcp_tensor_make(item->dtype, item->ndim, sizes, out);
-        status = dcp_read(from->ck, &from->entry->item, &box, &dst, err);
+        status = dcp_read(ck, &e->item, &box, &dst, err);
         start += elems;
         left -= elems;
         out += (size_t)elems * elem;
     }
     return status;
 }
+
+/* What one item is read from. The records of a copy get new checksums, so the old ones must be right: a block is not a whole
+ * record, and its CRC is taken over all blocks of the item. */
+typedef struct origin {
+    dcp_checkpoint *ck;
+    const dcp__entry *entry;
+    const dcp__chunk *chunk;
+    bool is_plain;   /* the file holds the elements row-major from `offset` on */
+    bool is_summed;  /* the blocks give the record's CRC */
+    uint64_t offset; /* in the file */
+    uint32_t crc, expected;
+} origin;
 
 static dcp_status in_origin(const origin *from, dcp_status status, dcp_error *err)
 {
@@ -116,11 +115,12 @@ static dcp_status pull(void *user, const dcp_write_item *item, uint64_t offset, 
 {
     origin *from = user;
     if (n == item->bytes || from->chunk->storage == DCP__NO_STORAGE) {
-        return read_blocks(from, item, offset, buf, n, err); /* checks the CRC itself */
+        return dcp__read_item_bytes(from->ck, from->entry, item, offset, buf, n, err); /* checks the CRC itself */
     }
     dcp_status status = offset == 0 ? look_at_origin(from, err) : DCP_OK;
     if (status == DCP_OK) {
-        status = from->is_plain ? read_plain(from, offset, buf, n, err) : read_blocks(from, item, offset, buf, n, err);
+        status = from->is_plain ? read_plain(from, offset, buf, n, err)
+                                : dcp__read_item_bytes(from->ck, from->entry, item, offset, buf, n, err);
     }
     if (status != DCP_OK || !from->is_summed) {
         return status;
@@ -148,9 +148,8 @@ static dcp_status is_blob(dcp_checkpoint *ck, const dcp__storage *s, bool *out, 
     return status;
 }
 
-/* The same number for chunks that are the same elements: of one record, or one view of a storage of a torch.save file. The
- * tensors of a safetensors blob have one place and are different all the same. */
-static dcp_status tie_of(dcp_checkpoint *ck, const dcp__entry *e, const dcp__chunk *c, uint64_t *tie, dcp_error *err)
+/* The tensors of a safetensors blob have one place and are different all the same. */
+dcp_status dcp__tie_of(dcp_checkpoint *ck, const dcp__entry *e, const dcp__chunk *c, uint64_t *tie, dcp_error *err)
 {
     const dcp__storage *s = &ck->meta->storages[c->storage];
     uint64_t parts[5] = {s->file, s->offset, s->length};
@@ -168,12 +167,12 @@ static dcp_status tie_of(dcp_checkpoint *ck, const dcp__entry *e, const dcp__chu
     return status;
 }
 
-static dcp_status add_tensor(dcp_checkpoint *ck, dcp_save_plan *p, size_t index, dcp_error *err)
+static dcp_status add_tensor(dcp_checkpoint *ck, dcp_save_plan *p, size_t index, int rank, dcp_error *err)
 {
     const dcp__entry *e = &ck->meta->entries[index];
     dcp_write_item item = {
         .kind = DCP_ITEM_TENSOR, .dtype = e->item.dtype, .ndim = e->item.ndim, .global_extents = e->item.extents, .pull = pull};
-    dcp_status status = dcp__save_plan_name(p, e->item.fqn, e->item.path, e->item.path_len, e->item.rank, &item, err);
+    dcp_status status = dcp__save_plan_name(p, e->item.fqn, e->item.path, e->item.path_len, rank, &item, err);
     origin *origins = dcp__arena_alloc(&p->arena, e->item.n_chunks * sizeof *origins);
     if (!origins) {
         return dcp__nomem(err);
@@ -188,7 +187,7 @@ static dcp_status add_tensor(dcp_checkpoint *ck, dcp_save_plan *p, size_t index,
         item.pull_user = &origins[i];
         item.box = (dcp_box){c->offsets, c->sizes};
         item.tie = 0;
-        status = elems && c->storage != DCP__NO_STORAGE ? tie_of(ck, e, c, &item.tie, err) : DCP_OK;
+        status = elems && c->storage != DCP__NO_STORAGE ? dcp__tie_of(ck, e, c, &item.tie, err) : DCP_OK;
         if (status != DCP_OK) {
             return dcp__in_item(ck, ck->meta->storages[c->storage].file, e->item.fqn, status, err);
         }
@@ -198,12 +197,12 @@ static dcp_status add_tensor(dcp_checkpoint *ck, dcp_save_plan *p, size_t index,
     return status;
 }
 
-static dcp_status add_object(dcp_checkpoint *ck, dcp_save_plan *p, size_t index, dcp_error *err)
+static dcp_status add_object(dcp_checkpoint *ck, dcp_save_plan *p, size_t index, int rank, dcp_error *err)
 {
     const dcp__entry *e = &ck->meta->entries[index];
     dcp_write_item item = {.kind = DCP_ITEM_OBJECT};
     dcp_value *v;
-    dcp_status status = dcp__save_plan_name(p, e->item.fqn, e->item.path, e->item.path_len, e->item.rank, &item, err);
+    dcp_status status = dcp__save_plan_name(p, e->item.fqn, e->item.path, e->item.path_len, rank, &item, err);
     status = status == DCP_OK ? dcp_read_object(ck, &e->item, &v, err) : status;
     status = status == DCP_OK ? dcp__save_plan_hold(p, v, err) : status;
     if (status != DCP_OK) {
@@ -211,6 +210,17 @@ static dcp_status add_object(dcp_checkpoint *ck, dcp_save_plan *p, size_t index,
     }
     item.object = v;
     return dcp_save_plan_add(p, &item, err);
+}
+
+dcp_status dcp__plan_add_entry(dcp_checkpoint *ck, dcp_save_plan *p, size_t index, int rank, dcp_error *err)
+{
+    return ck->meta->entries[index].item.kind == DCP_ITEM_TENSOR ? add_tensor(ck, p, index, rank, err)
+                                                                 : add_object(ck, p, index, rank, err);
+}
+
+dcp_status dcp__plan_add_own_containers(const dcp_checkpoint *ck, dcp_save_plan *p, dcp_error *err)
+{
+    return dcp__save_plan_add_containers(p, ck->meta->own.containers, ck->meta->own.n_containers, err);
 }
 
 dcp_status dcp_plan_copy(dcp_checkpoint *ck, dcp_save_plan **out, dcp_error *err)
@@ -224,10 +234,9 @@ dcp_status dcp_plan_copy(dcp_checkpoint *ck, dcp_save_plan **out, dcp_error *err
         return status;
     }
     for (size_t i = 0; i < ck->meta->n_entries && status == DCP_OK; i++) {
-        status = ck->meta->entries[i].item.kind == DCP_ITEM_TENSOR ? add_tensor(ck, p, i, err) : add_object(ck, p, i, err);
+        status = dcp__plan_add_entry(ck, p, i, ck->meta->entries[i].item.rank, err);
     }
-    status =
-        status == DCP_OK ? dcp__save_plan_add_containers(p, ck->meta->own.containers, ck->meta->own.n_containers, err) : status;
+    status = status == DCP_OK ? dcp__plan_add_own_containers(ck, p, err) : status;
     if (status != DCP_OK) {
         dcp_save_plan_free(p);
         return status;
@@ -257,8 +266,7 @@ static dcp_status check_archive(dcp_checkpoint *ck, dcp_error *err)
     return status == DCP_OK ? status : dcp__in_item(ck, 0, (dcp_str){NULL, 0}, status, err);
 }
 
-static dcp_status open_origin(dcp_context *ctx, const char *path, const dcp_open_opts *given, dcp_checkpoint **out,
-                              dcp_error *err)
+dcp_status dcp__open_origin(dcp_context *ctx, const char *path, const dcp_open_opts *given, dcp_checkpoint **out, dcp_error *err)
 {
     dcp_open_opts opts = DCP_OPEN_OPTS_INIT;
     dcp_checkpoint *ck;
@@ -280,26 +288,40 @@ static dcp_status open_origin(dcp_context *ctx, const char *path, const dcp_open
     return status;
 }
 
+/* ---- the save ---- */
+
+dcp_status dcp__save_planned(dcp_context *ctx, const char *to, const dcp_save_opts *opts, dcp_status mine,
+                             const dcp_save_plan *plan, dcp__gate *gate, dcp_save_report *report, dcp_error *err)
+{
+    dcp_save_session *session;
+    dcp_status status = dcp__save_begin(ctx, to, opts, mine, &session, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    session->gate = gate;
+    status = dcp_save_write(session, plan, err);
+    if (status == DCP_OK) {
+        return dcp_save_commit(session, report, err);
+    }
+    dcp_save_abort(session);
+    return status;
+}
+
 dcp_status dcp_copy(dcp_context *ctx, const char *from, const dcp_open_opts *open, const char *to, const dcp_save_opts *opts,
                     dcp_save_report *report, dcp_error *err)
 {
     dcp_checkpoint *ck;
     dcp_save_plan *plan = NULL;
-    dcp_save_session *session = NULL;
-    dcp_status status = open_origin(ctx, from, open, &ck, err);
+    if (!from || !to) {
+        return dcp__fail(err, DCP_ARG, "copy: no path");
+    }
+    ctx = dcp__context(ctx);
+    dcp_status status = dcp__open_origin(ctx, from, open, &ck, err);
     if (status != DCP_OK) {
         return status;
     }
     status = dcp_plan_copy(ck, &plan, err);
-    status = status == DCP_OK ? dcp_save_begin(ctx, to, opts, &session, err) : status;
-    if (status == DCP_OK) {
-        status = dcp_save_write(session, plan, err);
-        if (status == DCP_OK) {
-            status = dcp_save_commit(session, report, err);
-        } else {
-            dcp_save_abort(session);
-        }
-    }
+    status = status == DCP_OK ? dcp__save_planned(ctx, to, opts, DCP_OK, plan, NULL, report, err) : status;
     dcp_save_plan_free(plan);
     dcp_checkpoint_close(ck);
     return status;

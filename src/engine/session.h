@@ -6,6 +6,7 @@
 
 #include "base/buf.h"
 #include "dcp/save.h"
+#include "engine/gate.h"
 #include "engine/group_plan.h"
 #include "format/metadata.h"
 
@@ -38,6 +39,7 @@ struct dcp_save_session {
     bool is_coordinator;       /* this rank has the intent and publishes */
     dcp__group_plan group;     /* made by dcp_plan_save_global */
     const dcp_save_plan *plan; /* that it was made of */
+    dcp__gate *gate;           /* passed while records are written; NULL: none. Borrowed. */
     bool is_written;           /* dcp_save_write has been called */
     dcp__placed *placed;       /* [item]: where it was written */
     dcp__digest *digests;      /* [record] */

@@ -132,9 +132,11 @@ static dcp_status write_share(dcp_save_session *s, const share *part, size_t n_i
         status = s->placed && s->digests && s->facts ? DCP_OK : dcp__nomem(err);
     }
     s->report.plan_seconds += dcp__now() - start;
+    dcp__gate_enter(s->gate);
     start = dcp__now();
     status = status == DCP_OK ? write_to_files(s, &l, err) : status;
     s->report.write_seconds = dcp__now() - start - s->report.sync_seconds;
+    dcp__gate_leave(s->gate);
     if (status == DCP_OK) {
         note_places(s, part, &l);
         report_layout(s, part, &l);

@@ -87,7 +87,7 @@ static dcp_status check_chunks(dcp_save_plan *p, const dcp_leaf *leaf, int ndim,
     return status;
 }
 
-static dcp_status add_absent(dcp_save_plan *p, const dcp_write_item *item, dcp_error *err)
+dcp_status dcp__save_plan_add_absent(dcp_save_plan *p, const dcp_write_item *item, dcp_error *err)
 {
     void *array = p->absent;
     if (!dcp__grow(p->ctx, &array, &p->cap_absent, p->n_absent + 1, sizeof *p->absent)) {
@@ -131,7 +131,7 @@ static dcp_status add_sharded(dcp_save_plan *p, const dcp_leaf *leaf, dcp_error 
             status = add_item(p, item, err);
         }
     }
-    return status == DCP_OK && p->n == n_before ? add_absent(p, &item, err) : status;
+    return status == DCP_OK && p->n == n_before ? dcp__save_plan_add_absent(p, &item, err) : status;
 }
 
 static dcp_status add_leaf(dcp_save_plan *p, const dcp_leaf *leaf, dcp_error *err)

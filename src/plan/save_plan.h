@@ -37,6 +37,8 @@ dcp_status dcp__save_plan_create(dcp_context *ctx, dcp_save_plan **out, dcp_erro
 /* Hands a reference over to the plan, to be dropped with it. On failure it is dropped at once. */
 dcp_status dcp__save_plan_hold(dcp_save_plan *p, dcp_value *v, dcp_error *err);
 
+/* Notes a tensor that this rank holds no element of, so that all ranks list the same names; the item's box is not used. */
+dcp_status dcp__save_plan_add_absent(dcp_save_plan *p, const dcp_write_item *item, dcp_error *err);
 /* Takes over facts from another checkpoint; their texts stay borrowed. */
 dcp_status dcp__save_plan_add_containers(dcp_save_plan *p, const dcp__container *containers, size_t n, dcp_error *err);
 

@@ -1,0 +1,25 @@
+/* A checkpoint as the source of a save: what copy, merge and reshard share. */
+#ifndef DCP_ENGINE_COPY_H
+#define DCP_ENGINE_COPY_H
+
+#include "engine/engine.h"
+#include "engine/session.h"
+#include "plan/save_plan.h"
+
+/* Opens a checkpoint whose CRCs are checked while it is read. */
+dcp_status dcp__open_origin(dcp_context *ctx, const char *path, const dcp_open_opts *given, dcp_checkpoint **out, dcp_error *err);
+/* The same number for chunks that are the same elements: of one record, or one view of a storage of a torch.save file; 0 if there
+ * can be no other. */
+dcp_status dcp__tie_of(dcp_checkpoint *ck, const dcp__entry *e, const dcp__chunk *c, uint64_t *tie, dcp_error *err);
+/* Reads n row-major bytes of a write item's box, from byte `offset` on. */
+dcp_status dcp__read_item_bytes(dcp_checkpoint *ck, const dcp__entry *e, const dcp_write_item *item, uint64_t offset, void *buf,
+                                size_t n, dcp_error *err);
+/* Adds entry `index` to a plan, under "rank.<rank>." if rank >= 0. */
+dcp_status dcp__plan_add_entry(dcp_checkpoint *ck, dcp_save_plan *p, size_t index, int rank, dcp_error *err);
+dcp_status dcp__plan_add_own_containers(const dcp_checkpoint *ck, dcp_save_plan *p, dcp_error *err);
+
+/* Saves a plan, from begin to commit, on a rank that may have failed already: `mine` and *err. gate: see dcp_save_session. */
+dcp_status dcp__save_planned(dcp_context *ctx, const char *to, const dcp_save_opts *opts, dcp_status mine,
+                             const dcp_save_plan *plan, dcp__gate *gate, dcp_save_report *report, dcp_error *err);
+
+#endif
