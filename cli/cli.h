@@ -23,6 +23,9 @@ int cmd_hash(int argc, char **argv);
 int cmd_verify(int argc, char **argv);
 int cmd_latest(int argc, char **argv);
 int cmd_copy(int argc, char **argv);
+int cmd_merge(int argc, char **argv);
+int cmd_reshard(int argc, char **argv);
+int cmd_demo(int argc, char **argv);
 
 /* ---- options that every command takes (options.c) ---- */
 
@@ -44,6 +47,8 @@ error_t options_parse_path(int key, char *arg, struct argp_state *state, options
 void options_parse(const struct argp *argp, int argc, char **argv, void *input);
 /* A decimal number within [min, max]; anything else is a usage error that names what. */
 int64_t options_number(struct argp_state *state, const char *what, const char *text, int64_t min, int64_t max);
+/* A size such as 64MiB; anything else is a usage error. */
+uint64_t options_size(struct argp_state *state, const char *text);
 /* Makes the context, which options_close frees. False: the reason has been printed. */
 bool options_start(options *opts);
 /* Makes the context and opens opts->path. NULL: the reason has been printed. */

@@ -1,5 +1,5 @@
 /*
- * main.c - dcptool: looks into, checks, extracts from and copies checkpoints of PyTorch.
+ * main.c - dcptool: looks into, checks, extracts from, copies and reshards checkpoints of PyTorch.
  *
  * Finds the command and hands it the rest of the arguments; each command parses its own.
  */
@@ -17,8 +17,8 @@ typedef struct command {
 } command;
 
 static const command commands[] = {
-    {"ls", cmd_ls},         {"info", cmd_info},     {"cat", cmd_cat},   {"hash", cmd_hash},
-    {"verify", cmd_verify}, {"latest", cmd_latest}, {"copy", cmd_copy},
+    {"ls", cmd_ls},         {"info", cmd_info}, {"cat", cmd_cat},     {"hash", cmd_hash},       {"verify", cmd_verify},
+    {"latest", cmd_latest}, {"copy", cmd_copy}, {"merge", cmd_merge}, {"reshard", cmd_reshard}, {"demo", cmd_demo},
 };
 
 static const char doc[] =
@@ -32,6 +32,9 @@ static const char doc[] =
     "  verify CKPT            check files, bounds, coverage and checksums\n"
     "  latest DIR             the newest complete checkpoint below a directory\n"
     "  copy SRC DST           write a clean checkpoint from any other\n"
+    "  merge SRC DST          unite what ranks have saved without communication\n"
+    "  reshard SRC DST        rewrite a checkpoint for another number of ranks\n"
+    "  demo [DIR]             save, reload and check a made-up training state\n"
     "\v"
     "CKPT is a directory that torch.distributed.checkpoint wrote (also rank by rank), a torch.save file, a safetensors file "
     "or a Hugging Face directory. 'dcptool COMMAND --help' tells more.\n"

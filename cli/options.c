@@ -41,7 +41,7 @@ static int unit_shift(const char *unit)
     return -1;
 }
 
-static uint64_t parse_size(struct argp_state *state, const char *text)
+uint64_t options_size(struct argp_state *state, const char *text)
 {
     char *end;
     errno = 0;
@@ -60,7 +60,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_JSON: opts->json = true; return 0;
     case KEY_QUIET: opts->quiet = true; return 0;
     case KEY_ALLOW_OUTSIDE: opts->allow_outside = true; return 0;
-    case KEY_MEMORY: opts->memory_bytes = parse_size(state, arg); return 0;
+    case KEY_MEMORY: opts->memory_bytes = options_size(state, arg); return 0;
     case KEY_THREADS: opts->threads = (int)options_number(state, "--threads", arg, 1, 1024); return 0;
     default: return ARGP_ERR_UNKNOWN;
     }

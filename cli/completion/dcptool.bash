@@ -2,12 +2,15 @@
 
 # Options of a command, those that every command takes included.
 _dcptool_options() {
+    local save="--force --files= --file-per-item --align --transform= --target= --no-sync"
     local common="--json --quiet --allow-outside --memory= --threads= --help --usage --version"
     case $1 in
     ls) echo "$common --tree" ;;
     cat) echo "$common --format= --as-bits --rank=" ;;
     verify) echo "$common --quick" ;;
-    copy) echo "$common --force --files= --file-per-item --align --transform= --target= --no-sync" ;;
+    copy | merge) echo "$common $save" ;;
+    reshard) echo "$common $save --ranks= --mesh= --place=" ;;
+    demo) echo "$common --ranks= --reload-ranks= --size= --force" ;;
     info | hash | latest) echo "$common" ;;
     *) echo "--help --usage --version" ;;
     esac
@@ -32,7 +35,7 @@ _dcptool() {
         mapfile -t COMPREPLY < <(compgen -W "$(_dcptool_options "$command")" -- "$cur")
         [[ ${COMPREPLY[0]-} != *= ]] || compopt -o nospace 2>/dev/null
     elif [ -z "$command" ]; then
-        mapfile -t COMPREPLY < <(compgen -W "ls info cat hash verify latest copy" -- "$cur")
+        mapfile -t COMPREPLY < <(compgen -W "ls info cat hash verify latest copy merge reshard demo" -- "$cur")
     elif [ "$command" = cat ] && [ ${#args[@]} -eq 1 ]; then
         local IFS=$'\n'
         mapfile -t COMPREPLY < <(compgen -W "$(_dcptool_items "${args[0]}")" -- "$cur")

@@ -29,7 +29,7 @@ done
 everything=$(sort -u <<<"$everything")
 
 same "manual" "$everything" "$(grep -E '^\.It Fl' docs/man/dcptool.1 | grep -oE -- '-[a-z][a-z-]+' | sed 's/^/-/' | sort -u)"
-same "zsh" "$everything" "$(grep -v '^#' cli/completion/_dcptool | grep -oE -- "['{,)]--[a-z][a-z-]+" | sed 's/^.//' | sort -u)"
+same "zsh" "$everything" "$(grep -v '^#' cli/completion/_dcptool | grep -oE -- "['{,)*]--[a-z][a-z-]+" | sed 's/^.//' | sort -u)"
 same "fish" "$everything" "$(grep -oE -- '^complete .* -l [a-z-]+' cli/completion/dcptool.fish | sed 's/.* -l /--/' | sort -u)"
 same "manual, commands" "$commands" "$(sed -n 's/^\.It Cm \([a-z]*\).*/\1/p' docs/man/dcptool.1 | sort)"
 exit $failed
