@@ -403,7 +403,7 @@ static bool has_room(dcp__owner *o, size_t n_numbers)
     void *items = o->items, *numbers = o->numbers;
     bool ok = grow(o, &items, &o->cap_items, o->n_items + 1, sizeof *o->items);
     o->items = items;
-    ok = ok && grow(o, &numbers, &o->cap_numbers, o->n_numbers + n_numbers, sizeof *o->numbers);
+    ok = ok && grow(o, &numbers, &o->cap_numbers, o->n_numbers + n_numbers + 1, sizeof *o->numbers);
     o->numbers = numbers;
     return ok;
 }
