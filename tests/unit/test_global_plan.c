@@ -8,6 +8,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "format/metadata_writer.h"
 #include "support/failing_alloc.h"
 #include "support/plan_world.h"
 #include "support/random.h"
@@ -756,6 +757,10 @@ static void global_plan__a_plan_with_a_name_twice_is_refused(void **unused)
     assert_int_equal(pw_save(&x.w, &err), DCP_MISMATCH);
     dcp_save_plan_remove(x.plans[0], 2);
     assert_int_equal(dcp_save_plan_add(x.plans[0], &x.plans[0]->items[0], &err), DCP_OK);
+    x.plans[0]->items[2].per_rank = true; /* one of them is this rank's own, the other is not */
+    assert_int_equal(pw_save(&x.w, &err), DCP_MISMATCH);
+    dcp_save_plan_remove(x.plans[0], 2);
+    assert_int_equal(dcp_save_plan_add(x.plans[0], &x.plans[0]->items[0], &err), DCP_OK);
     assert_int_equal(pw_save(&x.w, &err), DCP_ARG); /* the same chunk twice */
     ranks_free(&x);
 }
@@ -785,6 +790,42 @@ static void global_plan__containers_of_rank_0_come_first(void **unused)
     assert_string_equal(own->containers[1].kind.ptr, "dict");
     assert_true(own->containers[1].before == SIZE_MAX);
     ranks_free(&x);
+}
+
+/* What is merged is written as a metadata file and read again. */
+static void global_plan__gives_metadata_that_can_be_written(void **unused)
+{
+    (void)unused;
+    test_random r = test_random_seeded("written metadata");
+    static state s;
+    static ranks x;
+    for (int i = 0; i < 100; i++) {
+        dcp_error err = DCP_ERROR_INIT;
+        dcp__buf file;
+        dcp__metadata *merged, *read = NULL;
+        const dcp__metadata_write_opts opts = {.with_own = true};
+        random_state(&r, &s, (int)test_random_below(&r, MOST_RANKS) + 1);
+        assert_int_equal(ranks_make(NULL, &s, &x, &err), DCP_OK);
+        assert_int_equal(pw_save(&x.w, &err), DCP_OK);
+        dcp__buf_init(&file, x.w.ctx);
+        merged = x.w.m;
+        if (dcp__metadata_write(merged, &opts, &file, &err) != DCP_OK) {
+            fail_with(&err);
+        }
+        dcp__source src = dcp__source_memory(file.data, file.len);
+        if (dcp__metadata_read(x.w.ctx, &src, NULL, &read, &err) != DCP_OK) {
+            fail_with(&err);
+        }
+        assert_int_equal(read->n_entries, merged->n_entries);
+        assert_int_equal(read->own.world, s.world);
+        for (size_t e = 0; e < read->n_entries; e++) {
+            assert_string_equal(read->entries[e].item.fqn.ptr, merged->entries[e].item.fqn.ptr);
+            assert_int_equal(read->entries[e].item.n_chunks, merged->entries[e].item.n_chunks);
+        }
+        dcp__metadata_free(read);
+        dcp__buf_reset(&file);
+        ranks_free(&x);
+    }
 }
 
 /* ---- ownership, traffic ---- */
@@ -1090,6 +1131,7 @@ int main(void)
         cmocka_unit_test(global_plan__each_rank_may_have_its_own_value),
         cmocka_unit_test(global_plan__a_plan_with_a_name_twice_is_refused),
         cmocka_unit_test(global_plan__containers_of_rank_0_come_first),
+        cmocka_unit_test(global_plan__gives_metadata_that_can_be_written),
         cmocka_unit_test(global_plan__owners_follow_the_rule),
         cmocka_unit_test(plan_cache__another_structure_is_planned_anew),
         cmocka_unit_test(plan_cache__is_stored_and_read_again),
