@@ -221,13 +221,13 @@ DCP_API dcp_status dcp_reshard(dcp_context *ctx, const char *from, const dcp_ope
 /* A save under way: the place is claimed, nothing is published. */
 typedef struct dcp_save_session dcp_save_session;
 
-/* Collective. Claims the place: checks what is there, chooses file names that touch nothing old, removes what dead saves have left,
- * and excludes other saves until the session ends. Errors: EXISTS, ARG, UNSUPPORTED, IO, NOMEM. */
+/* Collective. Claims the place: checks what is there, chooses file names that touch nothing old, removes what dead saves have
+ * left, and excludes other saves until the session ends. Errors: EXISTS, ARG, UNSUPPORTED, IO, NOMEM. */
 DCP_API dcp_status dcp_save_begin(dcp_context *ctx, const char *path, const dcp_save_opts *opts, dcp_save_session **out,
                                   dcp_error *err);
 /* Collective. Decides who writes what several ranks hold, and checks that all plans together make whole tensors. Once for each
- * session; the plan is not changed after it. dcp_save_write does it where it was not done. Errors: ARG (chunks outside their tensor,
- * overlapping, or leaving gaps), MISMATCH (ranks disagree on a name, an object is in the plan twice). */
+ * session; the plan is not changed after it. dcp_save_write does it where it was not done. Errors: ARG (chunks outside their
+ * tensor, overlapping, or leaving gaps), MISMATCH (ranks disagree on a name, an object is in the plan twice). */
 DCP_API dcp_status dcp_plan_save_global(dcp_save_session *session, const dcp_save_plan *plan, dcp_error *err);
 /* True if this rank is to write item i. */
 DCP_API bool dcp_save_writes(const dcp_save_session *session, size_t i);

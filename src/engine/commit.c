@@ -243,8 +243,8 @@ static void gather_reports(dcp_save_session *s, dcp_rank_report *ranks, size_t n
 
 /* ---- the step ---- */
 
-/* Collective. What became of the checkpoint, as the coordinator saw it. If that cannot be learnt, both may hold. io has room: there
- * must be no want of memory once the checkpoint may stand. */
+/* Collective. What became of the checkpoint, as the coordinator saw it. If that cannot be learnt, both may hold. io has room:
+ * there must be no want of memory once the checkpoint may stand. */
 static dcp_status share_outcome(dcp_save_session *s, dcp_status mine, dcp__buf *io, outcome *out, dcp_error *err)
 {
     dcp_error fault = DCP_ERROR_INIT;

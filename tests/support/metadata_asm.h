@@ -27,7 +27,7 @@ typedef struct md_form {
     bool is_slots_state; /* chunks with state (None, dict) */
     bool has_storage_meta, is_path_of_parts, is_path_of_python_3_13, has_version;
     bool has_bytes_state; /* BUILD of BytesStorageMetadata */
-    bool has_twice_item; /* "step", in a second group */
+    bool has_twice_item;  /* "step", in a second group */
     bool has_extra_record, has_no_second_record, has_twice_record;
     bool is_shared_offset; /* the key has the chunk's own Size */
     md_hints hints;
