@@ -13,7 +13,12 @@
 
 enum { MAX_COMMANDS = 8 };
 
-static double run(const char *command, long *peak_kib)
+static double of(struct timeval t)
+{
+    return (double)t.tv_sec + (double)t.tv_usec * 1e-6;
+}
+
+static double run(const char *command, long *peak_kib, double *cpu)
 {
     double start = bench_now();
     pid_t child = fork();
@@ -31,13 +36,14 @@ static double run(const char *command, long *peak_kib)
         exit(1);
     }
     *peak_kib = usage.ru_maxrss > *peak_kib ? usage.ru_maxrss : *peak_kib;
+    *cpu = of(usage.ru_utime) + of(usage.ru_stime);
     return bench_now() - start;
 }
 
 int main(int argc, char **argv)
 {
     int n = (argc - 2) / 2, runs = argc > 1 ? atoi(argv[1]) : 0;
-    bench_times times[MAX_COMMANDS] = {{.n = 0}};
+    static bench_times times[MAX_COMMANDS], cpus[MAX_COMMANDS];
     long peaks[MAX_COMMANDS] = {0};
     if (n < 1 || n > MAX_COMMANDS || argc != 2 + 2 * n || runs < 1) {
         fprintf(stderr, "usage: bench_command RUNS NAME 'COMMAND' [NAME 'COMMAND']...\n");
@@ -46,19 +52,20 @@ int main(int argc, char **argv)
     for (int r = 0; r <= runs; r++) {
         for (int i = 0; i < n; i++) {
             int k = r % 2 ? n - 1 - i : i;
-            double took = run(argv[3 + 2 * k], &peaks[k]);
+            double cpu, took = run(argv[3 + 2 * k], &peaks[k], &cpu);
             if (r) { /* the first round only warms */
                 bench_add(&times[k], took);
+                bench_add(&cpus[k], cpu);
             }
         }
     }
     for (int i = 0; i < n; i++) {
         char what[256];
         bench_row_seconds(argv[2 + 2 * i], &times[i]);
-        snprintf(what, sizeof what, "%s: peak memory, MiB", argv[2 + 2 * i]);
-        bench_row_number(what, (double)peaks[i] / 1024);
+        bench_row_seconds("- in CPU time", &cpus[i]);
+        bench_row_number("- peak memory, MiB", (double)peaks[i] / 1024);
         if (i) {
-            snprintf(what, sizeof what, "%s: rate / %s", argv[2 + 2 * i], argv[2]);
+            snprintf(what, sizeof what, "- rate / %s", argv[2]);
             bench_row_number(what, bench_median(&times[0]) / bench_median(&times[i]));
         }
     }

@@ -140,7 +140,7 @@ typedef struct bench {
 } bench;
 
 /* *cpu: seconds of all threads. */
-static double save(const bench *b, double *cpu)
+static double save(bench *b, double *cpu)
 {
     static dcp_storage null_store = {&null_ops};
     dcp_error err = DCP_ERROR_INIT;
@@ -162,10 +162,10 @@ static double save(const bench *b, double *cpu)
     return took;
 }
 
-static double hash(bench *b)
+static double hash(bench *b, double *cpu)
 {
     dcp__hasher *hasher = bench_alloc(dcp__hasher_bytes());
-    double start = bench_now();
+    double start = bench_now(), start_cpu = bench_cpu();
     uint32_t crc = 0;
     dcp__hasher_init(hasher);
     for (size_t at = 0; at < b->state.bytes; at += STEP_BYTES) {
@@ -175,6 +175,7 @@ static double hash(bench *b)
     }
     b->sink ^= crc ^ dcp__hasher_digest(hasher).bytes[0];
     double took = bench_now() - start;
+    *cpu = bench_cpu() - start_cpu;
     free(hasher);
     return took;
 }
@@ -187,12 +188,12 @@ static void check(bool good, const char *what)
     }
 }
 
-static double write_plainly(const bench *b)
+static double write_plainly(const bench *b, double *cpu)
 {
     char path[4096], name[4200];
     bench_fresh(b->dir, path);
     snprintf(name, sizeof name, "%s/plain", path);
-    double start = bench_now();
+    double start = bench_now(), start_cpu = bench_cpu();
     int fd = open(name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     check(fd >= 0, name);
     for (size_t at = 0; at < b->state.bytes;) {
@@ -204,28 +205,35 @@ static double write_plainly(const bench *b)
     check(!b->is_durable || fsync(fd) == 0, name);
     close(fd);
     double took = bench_now() - start;
+    *cpu = bench_cpu() - start_cpu;
     bench_remove(path);
     return took;
 }
 
-static double plainly(bench *b)
+static double plainly(bench *b, double *cpu)
 {
-    return b->dir ? write_plainly(b) : hash(b);
+    return b->dir ? write_plainly(b, cpu) : hash(b, cpu);
 }
 
 /* ---- */
 
-static void report(const bench *b, const bench_times *saves, const bench_times *cpu, const bench_times *plain)
+typedef struct side {
+    bench_times wall, cpu;
+} side;
+
+static void row(const bench *b, const char *what, const side *times)
 {
-    char what[4200];
-    const char *where = b->dir ? b->dir : "null store, one core";
-    const char *how = b->is_durable ? ", durable" : "";
-    snprintf(what, sizeof what, "save: %s%s", where, how);
-    bench_row_rate(what, saves, b->state.bytes);
-    bench_row_number("- CPU seconds per GiB", bench_median(cpu) / ((double)b->state.bytes / (double)(1 << 30)));
-    snprintf(what, sizeof what, "%s: %s%s", b->dir ? "plain writes" : "CRC-32 and XXH3 alone", where, how);
-    bench_row_rate(what, plain, b->state.bytes);
-    bench_row_number("ratio", bench_median(plain) / bench_median(saves));
+    char text[4200];
+    snprintf(text, sizeof text, "%s: %s%s", what, b->dir ? b->dir : "null store, one core", b->is_durable ? ", durable" : "");
+    bench_row_rate(text, &times->wall, b->state.bytes);
+    bench_row_number("- CPU seconds per GiB", bench_median(&times->cpu) / ((double)b->state.bytes / (double)(1 << 30)));
+}
+
+static void measure(bench *b, double (*fn)(bench *b, double *cpu), side *times)
+{
+    double cpu;
+    bench_add(&times->wall, fn(b, &cpu));
+    bench_add(&times->cpu, cpu);
 }
 
 int main(int argc, char **argv)
@@ -238,22 +246,18 @@ int main(int argc, char **argv)
     b.is_durable = strncmp(argv[1], "sync:", 5) == 0;
     b.dir = strcmp(argv[1], "null") == 0 ? NULL : argv[1] + (b.is_durable ? 5 : 0);
     uint64_t runs = bench_argument(argc, argv, 3, 5);
-    bench_times saves = {.n = 0}, cpu = {.n = 0}, plain = {.n = 0};
+    static side saves, plain;
     dcp_error err = DCP_ERROR_INIT;
+    double unused;
     bench_must(dcp_storage_memory(NULL, &rest, &err), &err);
-    plainly(&b); /* warms caches, frequency and free pages */
+    plainly(&b, &unused); /* warms caches, frequency and free pages */
     for (uint64_t i = 0; i < runs; i++) {
-        if (i % 2) {
-            bench_add(&plain, plainly(&b));
-        }
-        double seconds_cpu;
-        bench_add(&saves, save(&b, &seconds_cpu));
-        bench_add(&cpu, seconds_cpu);
-        if (i % 2 == 0) {
-            bench_add(&plain, plainly(&b));
-        }
+        measure(&b, i % 2 ? plainly : save, i % 2 ? &plain : &saves);
+        measure(&b, i % 2 ? save : plainly, i % 2 ? &saves : &plain);
     }
-    report(&b, &saves, &cpu, &plain);
+    row(&b, "save", &saves);
+    row(&b, b.dir ? "plain writes" : "CRC-32 and XXH3 alone", &plain);
+    bench_row_number("ratio", bench_median(&plain.wall) / bench_median(&saves.wall));
     bench_state_free(&b.state);
     dcp_storage_free(rest);
     fprintf(stderr, "%08x\r", b.sink); /* so that the hashes are needed */
