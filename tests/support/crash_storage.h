@@ -94,6 +94,13 @@ static inline crash_name *crash_find(crash_dir *d, const char *name)
     return NULL;
 }
 
+static inline void crash_copy_name(char to[CRASH_NAME_BYTES], const char *name)
+{
+    size_t bytes = strlen(name) + 1;
+    assert_true(bytes <= CRASH_NAME_BYTES);
+    memcpy(to, name, bytes);
+}
+
 static inline void crash_apply(crash_dir *d, const crash_change *c)
 {
     crash_name *gone = c->gone[0] ? crash_find(d, c->gone) : NULL;
@@ -105,7 +112,7 @@ static inline void crash_apply(crash_dir *d, const crash_change *c)
         if (!made) {
             assert_true(d->n < CRASH_MAX_FILES);
             made = &d->names[d->n++];
-            snprintf(made->name, sizeof made->name, "%s", c->made);
+            crash_copy_name(made->name, c->made);
         }
         made->inode = c->inode;
     }
@@ -123,8 +130,8 @@ static inline void crash_change_names(crash_storage *cs, const char *gone, const
 {
     assert_true(cs->n_pending < 63);
     crash_change *c = &cs->pending[cs->n_pending++];
-    snprintf(c->gone, sizeof c->gone, "%s", gone);
-    snprintf(c->made, sizeof c->made, "%s", made);
+    crash_copy_name(c->gone, gone);
+    crash_copy_name(c->made, made);
     c->inode = inode;
     crash_apply(&cs->now, c);
     crash_changed(cs);
@@ -142,6 +149,9 @@ static inline crash_inode *crash_inode_make(crash_storage *cs)
 
 static inline void crash_put(file_bytes *f, uint64_t offset, const uint8_t *data, size_t n)
 {
+    if (n == 0) {
+        return;
+    }
     if (offset + n > f->n) {
         f->data = (uint8_t *)realloc(f->data, offset + n);
         memset(f->data + f->n, 0, offset + n - f->n);
@@ -221,7 +231,7 @@ static inline void crash_make_durable(crash_inode *inode)
     memset(inode->pending, 0, inode->n_pending * sizeof *inode->pending);
     inode->n_pending = 0;
     inode->synced.n = 0;
-    crash_put(&inode->synced, 0, inode->now.n ? inode->now.data : (const uint8_t *)"", inode->now.n);
+    crash_put(&inode->synced, 0, inode->now.data, inode->now.n);
 }
 
 static inline dcp_status crash_sync(dcp_file *file, dcp_error *err)
@@ -419,30 +429,54 @@ static inline bool crash_keeps(crash_tear tear, uint64_t at, uint64_t length, ui
     }
 }
 
+/* Copies n bytes (NULL: zeros) to a file that has room for them. */
+static inline void crash_fill(file_bytes *f, uint64_t offset, const uint8_t *data, size_t n)
+{
+    if (offset > f->n) {
+        memset(f->data + f->n, 0, (size_t)offset - f->n);
+    }
+    if (data) {
+        memcpy(f->data + offset, data, n);
+    } else {
+        memset(f->data + offset, 0, n);
+    }
+    f->n = offset + n > f->n ? (size_t)offset + n : f->n;
+}
+
+/* One write, block by block. Blocks that are lost leave what was there, or zeros where the file was shorter. */
+static inline void crash_tear_write(file_bytes *out, const crash_write *w, crash_tear tear, uint64_t length, uint64_t salt)
+{
+    for (size_t k = 0, step; k < w->n; k += step) {
+        uint64_t at = w->offset + k;
+        step = 512 - at % 512 < w->n - k ? 512 - (size_t)(at % 512) : w->n - k;
+        if (crash_keeps(tear, at, length, salt)) {
+            crash_fill(out, at, w->data + k, step);
+        } else if (at + step > out->n) {
+            size_t old = at < out->n ? out->n - (size_t)at : 0;
+            crash_fill(out, at + old, NULL, step - old);
+        }
+    }
+}
+
 static inline file_bytes crash_content(const crash_inode *inode, crash_tear tear, uint64_t salt)
 {
-    file_bytes out = {(uint8_t *)malloc(1), 0};
-    crash_put(&out, 0, inode->synced.n ? inode->synced.data : (const uint8_t *)"", inode->synced.n);
+    uint64_t room = inode->synced.n + 1;
+    for (size_t i = 0; i < inode->n_pending; i++) {
+        uint64_t end = inode->pending[i].offset + inode->pending[i].n;
+        room = end > room ? end : room;
+    }
+    file_bytes out = {(uint8_t *)malloc(room), 0};
+    if (inode->synced.n) {
+        crash_fill(&out, 0, inode->synced.data, inode->synced.n);
+    }
     for (size_t i = 0; i < inode->n_pending && tear != CRASH_LOST; i++) {
         const crash_write *w = &inode->pending[i];
         bool is_last = i + 1 == inode->n_pending;
         if ((tear == CRASH_FIRST_KEPT && is_last) || (tear == CRASH_LAST_KEPT && !is_last)) {
             continue;
         }
-        if (w->truncates) {
-            out.n = 0;
-        }
-        for (size_t k = 0, step; k < w->n; k += step) {
-            uint64_t at = w->offset + k;
-            step = 512 - at % 512 < w->n - k ? 512 - (size_t)(at % 512) : w->n - k;
-            static const uint8_t zeros[512];
-            if (crash_keeps(tear, at, inode->now.n, salt)) {
-                crash_put(&out, at, w->data + k, step);
-            } else if (at + step > out.n) {
-                size_t old = at < out.n ? out.n - (size_t)at : 0;
-                crash_put(&out, at + old, zeros, step - old);
-            }
-        }
+        out.n = w->truncates ? 0 : out.n;
+        crash_tear_write(&out, w, tear, inode->now.n, salt);
     }
     if (inode->n_pending && tear == CRASH_SHORT && out.n > inode->synced.n) {
         out.n = inode->synced.n;
