@@ -20,7 +20,7 @@ typedef struct task {
 } task;
 
 typedef struct worker {
-    uint8_t *buf; /* PACK_BYTES */
+    uint8_t *buf; /* the run's buf_bytes */
     dcp__hasher *hasher;
 } worker;
 
@@ -31,6 +31,7 @@ typedef struct run {
     dcp__digest *digests;
     task *tasks;
     size_t n_tasks;
+    size_t buf_bytes; /* of each worker: PACK_BYTES, or less if that is enough */
     worker *workers;
     int n_workers;
 } run;
@@ -191,7 +192,7 @@ static dcp_status write_piece(run *r, const dcp__record *rec, size_t k, const ui
 {
     dcp_file *f = r->files[rec->file];
     size_t n = dcp__archive_piece_bytes(rec->archive, k);
-    uint8_t *piece = n <= PACK_BYTES ? w->buf : dcp__alloc(r->session->ctx, n); /* the pickle of a large object is in it */
+    uint8_t *piece = n <= r->buf_bytes ? w->buf : dcp__alloc(r->session->ctx, n); /* the pickle of a large object is in it */
     if (!piece) {
         return dcp__nomem(err);
     }
@@ -247,6 +248,12 @@ static bool joins(const dcp__layout *l, const task *t, const dcp__record *rec)
            rec->offset + rec->length - first->offset <= PACK_BYTES;
 }
 
+static size_t buffer_bytes(const dcp__layout *l, const task *t)
+{
+    const dcp__record *first = &l->records[t->first], *last = &l->records[t->first + t->n - 1];
+    return is_small(first) ? (size_t)(last->offset + last->length - first->offset) : BLOCK_BYTES;
+}
+
 static dcp_status make_tasks(run *r, dcp_error *err)
 {
     const dcp__layout *l = r->layout;
@@ -262,6 +269,8 @@ static dcp_status make_tasks(run *r, dcp_error *err)
         } else {
             r->tasks[r->n_tasks++] = (task){i, 1};
         }
+        size_t needed = buffer_bytes(l, &r->tasks[r->n_tasks - 1]);
+        r->buf_bytes = needed > r->buf_bytes ? needed : r->buf_bytes;
     }
     return DCP_OK;
 }
@@ -277,11 +286,11 @@ static dcp_status do_task(void *arg, size_t i, int w, dcp_error *err)
 static dcp_status make_workers(run *r, dcp_error *err)
 {
     dcp_context *ctx = r->session->ctx;
-    r->n_workers = dcp__affordable_threads(ctx, PACK_BYTES);
+    r->n_workers = dcp__affordable_threads(ctx, r->buf_bytes);
     r->n_workers = r->n_tasks < (size_t)r->n_workers ? (int)r->n_tasks : r->n_workers;
     r->workers = dcp__calloc(ctx, (size_t)r->n_workers, sizeof *r->workers);
     for (int i = 0; r->workers && i < r->n_workers; i++) {
-        r->workers[i].buf = dcp__alloc_aligned(ctx, 4096, PACK_BYTES);
+        r->workers[i].buf = dcp__alloc_aligned(ctx, 4096, r->buf_bytes);
         r->workers[i].hasher = dcp__alloc_aligned(ctx, 64, dcp__hasher_bytes());
         if (!r->workers[i].buf || !r->workers[i].hasher) {
             return dcp__nomem(err);
@@ -315,7 +324,7 @@ static dcp_status write_blob_headers(run *r, dcp_error *err)
 dcp_status dcp__write_records(dcp_save_session *s, const dcp__layout *l, dcp_file *const *files, dcp__digest *digests,
                               dcp_error *err)
 {
-    run r = {.session = s, .layout = l, .files = files, .digests = digests};
+    run r = {.session = s, .layout = l, .files = files, .digests = digests, .buf_bytes = 1};
     dcp_status status = make_tasks(&r, err);
     status = status == DCP_OK ? make_workers(&r, err) : status;
     status = status == DCP_OK ? write_blob_headers(&r, err) : status;
