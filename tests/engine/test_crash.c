@@ -12,7 +12,7 @@
 #include "support/random_state.h"
 
 #define MAX_SEEN (1 << 18)
-#define MAX_STARTS 16
+#define MAX_STARTS 8
 
 /* One sweep: what was there, what is saved, what has been seen. */
 typedef struct sweep {
@@ -165,7 +165,7 @@ static void save_next(sweep *w, dcp_storage *st, const char *how)
 
 static void keep_start(sweep *w, const crash_image *image)
 {
-    if (w->starts && w->n_starts < MAX_STARTS && w->n_states % 7 == 0) {
+    if (w->starts && w->n_starts < MAX_STARTS && w->n_states % 13 == 0) {
         crash_image *copy = &w->starts[w->n_starts++];
         *copy = *image;
         for (size_t i = 0; i < image->n; i++) {
