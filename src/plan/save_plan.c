@@ -192,20 +192,14 @@ dcp_status dcp__save_plan_name(dcp_save_plan *p, dcp_str fqn, const dcp_key *pat
     return DCP_OK;
 }
 
-/* What each rank has for itself goes under its number. */
-static dcp_status name_per_rank(dcp_save_plan *p, const dcp_save_opts *o, dcp_error *err)
+/* What each rank has for itself; its name gets the rank's number where the plans of all ranks meet. */
+static void mark_per_rank(dcp_save_plan *p, const dcp_save_opts *o)
 {
-    dcp_status status = DCP_OK;
-    for (size_t i = 0; o && o->comm && i < p->n && status == DCP_OK; i++) {
-        dcp_write_item *item = &p->items[i];
+    for (size_t i = 0; o && o->comm && i < p->n; i++) {
         for (size_t k = 0; k < o->n_per_rank; k++) {
-            if (fnmatch(o->per_rank[k], item->fqn.ptr, 0) == 0) {
-                status = dcp__save_plan_name(p, item->fqn, item->path, item->path_len, o->comm->rank, item, err);
-                break;
-            }
+            p->items[i].per_rank |= fnmatch(o->per_rank[k], p->items[i].fqn.ptr, 0) == 0;
         }
     }
-    return status;
 }
 
 static dcp_status fill(dcp_save_plan *p, dcp_value *state, dcp_error *err)
@@ -260,11 +254,11 @@ dcp_status dcp__plan_save_of_rank(dcp_context *ctx, dcp_value *state, const dcp_
         return status;
     }
     status = fill(p, state, err);
-    status = status == DCP_OK ? name_per_rank(p, is_known ? opts : NULL, err) : status;
     if (status != DCP_OK) {
         dcp_save_plan_free(p);
         return status;
     }
+    mark_per_rank(p, is_known ? opts : NULL);
     *out = p;
     return DCP_OK;
 }
