@@ -111,25 +111,75 @@ static dcp_status copy_elements(reading *r, dcp_value *v, dcp_value *copy, dcp_e
     return status;
 }
 
+static dcp_status copy_part(reading *r, dcp_value **part, dcp_error *err)
+{
+    return *part ? copy_below(r, *part, part, err) : DCP_OK;
+}
+
+/* Instances of unknown classes may hold tensors in any of their parts. */
+static dcp_status copy_opaque(reading *r, dcp_value *v, dcp_value **out, dcp_error *err)
+{
+    dcp__opaque parts = *dcp__value_opaque(v);
+    dcp_value **all[] = {&parts.callable, &parts.args, &parts.kwargs, &parts.state, &parts.items, &parts.pairs};
+    const size_t n = sizeof all / sizeof all[0];
+    dcp_status status = DCP_OK;
+    size_t done = 0;
+    while (done < n && status == DCP_OK) {
+        status = copy_part(r, all[done], err);
+        done += status == DCP_OK;
+    }
+    status = status == DCP_OK ? dcp__opaque_create(r->ck->ctx, &parts, out, err) : status;
+    for (size_t i = 0; i < done && status != DCP_OK; i++) {
+        dcp_value_free(*all[i]);
+    }
+    return status;
+}
+
+static bool is_container(dcp_kind kind)
+{
+    return kind >= DCP_KIND_LIST && kind <= DCP_KIND_ORDERED_DICT && kind != DCP_KIND_SIZE;
+}
+
+static dcp_status copy_one(reading *r, dcp_value *v, dcp_value **out, dcp_error *err)
+{
+    dcp_kind kind = dcp_value_kind(v);
+    if (kind == DCP_KIND_TENSOR) {
+        return copy_tensor(r, v, out, err);
+    }
+    if (kind == DCP_KIND_OPAQUE) {
+        return copy_opaque(r, v, out, err);
+    }
+    dcp_value *copy;
+    dcp_status status = create_alike(r->ck->ctx, v, &copy, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    status = copy_elements(r, v, copy, err);
+    if (status != DCP_OK) {
+        dcp_value_free(copy);
+        return status;
+    }
+    *out = copy;
+    return DCP_OK;
+}
+
 /* *out is a new reference to a value with all tensors below read; the reader of objects has bounded the depth. */
 static dcp_status copy_below(reading *r, dcp_value *v, dcp_value **out, dcp_error *err)
 {
     dcp_kind kind = dcp_value_kind(v);
-    bool is_container = (kind >= DCP_KIND_LIST && kind <= DCP_KIND_ORDERED_DICT) && kind != DCP_KIND_SIZE;
-    if (kind != DCP_KIND_TENSOR && !is_container) {
+    dcp_value *copy;
+    if (kind != DCP_KIND_TENSOR && kind != DCP_KIND_OPAQUE && !is_container(kind)) {
         *out = dcp_value_retain(v);
         return DCP_OK;
     }
     if (find_copy(r, &v, out)) {
         return DCP_OK;
     }
-    dcp_value *copy;
-    dcp_status status = is_container ? create_alike(r->ck->ctx, v, &copy, err) : copy_tensor(r, v, &copy, err);
+    dcp_status status = copy_one(r, v, &copy, err);
     if (status != DCP_OK) {
         return status;
     }
-    status = is_container ? copy_elements(r, v, copy, err) : DCP_OK;
-    status = status == DCP_OK ? note_copy(r, v, copy, err) : status;
+    status = note_copy(r, v, copy, err);
     if (status != DCP_OK) {
         dcp_value_free(copy);
         return status;

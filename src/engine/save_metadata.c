@@ -5,6 +5,7 @@
 #include "engine/session.h"
 #include "engine/write_records.h"
 #include "format/metadata_writer.h"
+#include "state/value.h"
 
 /* ---- before ---- */
 
@@ -151,7 +152,8 @@ static dcp_status encode(dcp_save_session *s, dcp__metadata *m, dcp_error *err)
     own->present = true;
     own->writer = dcp_str_of("libdcp " DCP_VERSION_STRING);
     own->save_id = dcp_str_of(s->save_id);
-    own->checkpoint_id = dcp_str_of(s->opts.checkpoint_id ? s->opts.checkpoint_id : s->path);
+    dcp_str id = dcp_str_of(s->opts.checkpoint_id ? s->opts.checkpoint_id : s->path);
+    own->checkpoint_id = dcp__is_wtf8(id) ? id : (dcp_str){NULL, 0}; /* a path may be any bytes, a text in a pickle not */
     own->generation = dcp_str_of(s->generation);
     own->world = s->world;
     own->rank = s->opts.rank_local ? s->rank : -1;

@@ -625,6 +625,26 @@ static void save__a_target_that_does_not_know_a_dtype_is_refused_before_writing(
     dcp_storage_free(st);
 }
 
+/* A path may be any bytes, but a text in a pickle is Unicode: PyTorch and we could not read the metadata. */
+static void save__a_place_that_is_no_text_is_not_noted(void **unused)
+{
+    (void)unused;
+    dcp_storage *st = memory_storage();
+    dcp_value *state;
+    dcp_dict_create(NULL, &state, NULL);
+    dcp_dict_set_int(state, "n", 1, NULL);
+    dcp_save_opts opts = DCP_SAVE_OPTS_INIT;
+    opts.checkpoint_id = "run/\xfe\xff";
+    save(st, state, opts, NULL);
+    dcp_checkpoint *ck = open_in(st);
+    dcp_checkpoint_info info = DCP_CHECKPOINT_INFO_INIT;
+    assert_int_equal(dcp_checkpoint_get_info(ck, &info, NULL), DCP_OK);
+    assert_string_equal(info.checkpoint_id, "");
+    dcp_checkpoint_close(ck);
+    dcp_value_free(state);
+    dcp_storage_free(st);
+}
+
 static void save__names_that_collide_are_refused(void **unused)
 {
     (void)unused;
@@ -841,6 +861,7 @@ int main(void)
         cmocka_unit_test(load__prefix_rename_and_values_below_an_empty_list),
         cmocka_unit_test(save__an_existing_checkpoint_is_only_replaced_on_request),
         cmocka_unit_test(save__a_target_that_does_not_know_a_dtype_is_refused_before_writing),
+        cmocka_unit_test(save__a_place_that_is_no_text_is_not_noted),
         cmocka_unit_test(save__names_that_collide_are_refused),
         cmocka_unit_test(save__safetensors_in_data_files_come_back),
         cmocka_unit_test(save__twenty_saves_in_one_directory_leave_the_files_of_the_last),

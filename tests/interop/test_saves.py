@@ -1,5 +1,6 @@
 """dcptool reads what this PyTorch saves, through each of its writers."""
 
+import collections
 import pathlib
 import tempfile
 import unittest
@@ -9,6 +10,8 @@ import torch.distributed.checkpoint as dcp
 
 from common import digests, has_zstd, main, run, tool_copy, tool_hash, torch_load, TOOL
 from test_library import flat, state
+
+Pair = collections.namedtuple("Pair", "left right")
 
 # PyTorch refuses to save these names and kinds in one way or another; test_library has them.
 LEFT_OUT = {"sharded"}
@@ -62,6 +65,17 @@ class Saves(unittest.TestCase):
         self.assertEqual(tool_hash(whole), digests(flat()))
         torch.save(state(), whole, _use_new_zipfile_serialization=False)
         self.assertEqual(tool_hash(whole), digests(flat()))
+
+    def test_tensors_inside_instances_of_unknown_classes(self):
+        saved = {"pair": Pair(torch.arange(3.0), {"deep": Pair(1, torch.ones(2, 2))}), "layer": (torch.nn.Linear(2, 1),)}
+        dcp.save(saved, storage_writer=dcp.FileSystemWriter(str(self.path)), no_dist=True)
+        copied = self.path.parent / "copied"
+        tool_copy(self.path, copied)
+        loaded = {"pair": None, "layer": None}
+        dcp.load(loaded, checkpoint_id=str(copied), no_dist=True)
+        self.assertTrue(torch.equal(loaded["pair"].left, saved["pair"].left))
+        self.assertTrue(torch.equal(loaded["pair"].right["deep"].right, torch.ones(2, 2)))
+        self.assertTrue(torch.equal(loaded["layer"][0].weight, saved["layer"][0].weight))
 
 
 if __name__ == "__main__":
