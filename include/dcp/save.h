@@ -231,8 +231,9 @@ DCP_API dcp_status dcp_save_begin(dcp_context *ctx, const char *path, const dcp_
 DCP_API dcp_status dcp_plan_save_global(dcp_save_session *session, const dcp_save_plan *plan, dcp_error *err);
 /* True if this rank is to write item i. */
 DCP_API bool dcp_save_writes(const dcp_save_session *session, size_t i);
-/* Collective. Writes this rank's records of a plan and makes them durable. Once for each session (STATE). After an error the
- * session can only be given up. Errors: as dcp_save. */
+/* Collective. Writes this rank's records of a plan and makes them durable. Once for each session (STATE). The plan is borrowed
+ * until the session ends, since the metadata is made of it. After an error the session can only be given up. Errors: as
+ * dcp_save. */
 DCP_API dcp_status dcp_save_write(dcp_save_session *session, const dcp_save_plan *plan, dcp_error *err);
 /* Collective. Publishes the metadata and removes what the old checkpoint alone used. Frees the session in every case; on failure
  * the session's files are removed. report may be NULL. */

@@ -318,7 +318,8 @@ static dcp_save_session *begin(const char *path, bool overwrite)
     return s;
 }
 
-static void write_session(dcp_save_session *s, dcp_value *state)
+/* The plan, to be freed when the session has ended. */
+static dcp_save_plan *write_session(dcp_save_session *s, dcp_value *state)
 {
     dcp_save_plan *plan;
     dcp_error err = DCP_ERROR_INIT;
@@ -326,7 +327,7 @@ static void write_session(dcp_save_session *s, dcp_value *state)
     if (dcp_save_write(s, plan, &err) != DCP_OK) {
         fail_msg("%s", err.message);
     }
-    dcp_save_plan_free(plan);
+    return plan;
 }
 
 static dcp_status save_in_child(const char *path, dcp_value *state, bool overwrite)
@@ -352,9 +353,10 @@ static void system__a_second_save_to_the_same_place_is_refused(void **unused)
         assert_int_equal(save(d.path, two, true, &err), DCP_EXISTS);
         assert_non_null(strstr(err.message, "another save"));
         assert_int_equal(save_in_child(d.path, two, true), DCP_EXISTS);
-        write_session(s, one);
+        dcp_save_plan *plan = write_session(s, one);
         assert_int_equal(save(d.path, two, true, &err), DCP_EXISTS);
         assert_int_equal(dcp_save_commit(s, NULL, &err), DCP_OK);
+        dcp_save_plan_free(plan);
         assert_true(holds(d.path, one));
         assert_int_equal(count_files(d.path), 2);
     }
