@@ -1,6 +1,8 @@
 dcp_test(conformance comm comm)
 dcp_test(unit comm_handles comm)
 dcp_threaded_tests(conformance.comm unit.comm_handles)
+# Valgrind runs one of 64 threads at a time.
+set_tests_properties(conformance.comm PROPERTIES TIMEOUT 900)
 
 # As root, on fewer cores than ranks, and in containers that forbid reading another process's memory.
 set(DCP_MPI_ENVIRONMENT OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1

@@ -206,9 +206,10 @@ typedef struct dcp_comm_recv {
     size_t bytes;
 } dcp_comm_recv;
 
-/* The library calls these only for one thread at a time, never after a failure, with a timeout_ms that is not 0. A function that
- * fails ends the group's work: it need not get the others out of it, but where it can, they learn of it before their deadline.
- * When a function returns, whatever its result, nothing reads or writes the caller's memory any more. */
+/* The library calls these only for one thread at a time, never after a failure, with a timeout_ms that is not 0 and an err that
+ * is not NULL. A function that fails ends the group's work: it need not get the others out of it, but where it can, they learn of
+ * it before their deadline. When a function returns, whatever its result, nothing reads or writes the caller's memory any more.
+ */
 struct dcp_comm_ops {
     size_t struct_size;
     uint32_t abi_version; /* DCP_COMM_ABI */
