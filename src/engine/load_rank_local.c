@@ -67,6 +67,10 @@ static dcp_status check_same_save(const dcp_checkpoint *ck, dcp_error *err)
             return dcp__fail(err, DCP_FORMAT, "__%zu.metadata comes from another save than __0.metadata", i);
         }
     }
+    if (first->present && first->world > 0 && (size_t)first->world < ck->n_parts) {
+        return dcp__fail(err, DCP_FORMAT, "__%zu.metadata is of no rank of the save, which had %d", ck->n_parts - 1,
+                         first->world);
+    }
     if (first->present && first->world > 0 && (size_t)first->world != ck->n_parts) {
         return dcp__fail(err, DCP_NOT_FOUND, "__%zu.metadata is missing: the save had %d ranks", ck->n_parts, first->world);
     }
@@ -178,6 +182,9 @@ static dcp_status join_storages(join *j, dcp_error *err)
             if (status != DCP_OK) {
                 return status;
             }
+            if (transforms > UINT16_MAX) {
+                return dcp__fail(err, DCP_LIMIT, "more than %d lists of transforms", UINT16_MAX);
+            }
             s.file = file;
             s.transforms = (uint16_t)transforms;
             m->storages[m->n_storages++] = s;
@@ -201,7 +208,7 @@ static dcp_status join_own(join *j, dcp_error *err)
     memset(m->own.n_records, 0, m->n_files * sizeof *m->own.n_records);
     for (size_t p = 0; p < j->ck->n_parts; p++) {
         const dcp__metadata *part = j->ck->parts[p];
-        for (size_t f = 0; part->own.present && f < part->n_files; f++) {
+        for (size_t f = 0; part->own.records && f < part->n_files; f++) {
             uint64_t index;
             if (dcp__strmap_get(&j->files, part->files[f], &index) && part->own.records[f]) {
                 m->own.records[index] = part->own.records[f];

@@ -191,6 +191,10 @@ dcp_status dcp__mpath(dcp__mbuild *b, dcp__pv v, uint64_t at, const dcp_key **ou
     if (!is_path(v)) {
         return DCP_OK;
     }
+    if (n > b->md->ctx->limits.max_depth) { /* trees are built, walked and shown level by level */
+        return dcp__fail_at(err, DCP_LIMIT, at, "metadata: a path of %zu keys, at most %u are followed", n,
+                            b->md->ctx->limits.max_depth);
+    }
     dcp_key *path = dcp__arena_alloc(&b->md->arena, n * sizeof *path);
     if (!path) {
         return dcp__arena_fail(&b->md->arena, err);
