@@ -329,6 +329,57 @@ static void rank_local__global_shapes_must_agree(void **state)
     assert_no_failures();
 }
 
+/* Metadata of one rank with our own facts: of which save, and how many ranks it had. */
+static void put_rank(const place *p, int rank, const char *save_id, int world)
+{
+    dcp__buf own;
+    char path[64];
+    snprintf(path, sizeof path, "__%d_0.distcp", rank);
+    dcp__buf_init(&own, dcp__context(NULL));
+    pk_raw(&own, "}(");
+    pk_str(&own, "schema");
+    pk_int(&own, 1);
+    pk_str(&own, "writer");
+    pk_str(&own, "libdcp 0.1.0");
+    pk_str(&own, "save_id");
+    pk_str(&own, save_id);
+    pk_str(&own, "world");
+    pk_int(&own, world);
+    pk_str(&own, "rank");
+    pk_int(&own, rank);
+    pk_op(&own, 'u');
+    const md_form form = {.record_length = 900, .own = &own};
+    small_put_metadata(p->st, &form);
+    shell("mv '%s/.metadata' '%s/__%d.metadata'", p->dir.path, p->dir.path, rank);
+    dcp__buf_reset(&own);
+}
+
+static void rank_local__two_saves_and_missing_ranks_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *second_id;
+        int world;
+        outcome want;
+    } list[] = {
+        {"one save", "a", 2, {0}},
+        {"two saves", "b", 2, {.open = DCP_FORMAT, .file = "__1.metadata", .at = DCP_NO_OFFSET}},
+        {"the last rank missing", "a", 3, {.open = DCP_NOT_FOUND, .file = "__2.metadata", .at = DCP_NO_OFFSET}},
+        {"more ranks than there were", "a", 1, {.open = DCP_FORMAT, .file = "__1.metadata", .at = DCP_NO_OFFSET}},
+    };
+    const md_form good = SMALL_FORM;
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
+        place p;
+        place_make(&p);
+        small_put(p.st, &good);
+        put_rank(&p, 0, "a", list[i].world);
+        put_rank(&p, 1, list[i].second_id, list[i].world);
+        check_outcome(&p, "", &nothing, list[i].name, &list[i].want);
+        place_remove(&p);
+    }
+    assert_no_failures();
+}
+
 /* ---- directories that are no whole checkpoint (acc 3010, pt 99976, orbax 394) ---- */
 
 static void directories__each_state_has_its_own_message(void **state)
@@ -580,6 +631,7 @@ int main(void)
         cmocka_unit_test(hugging_face__a_gap_between_shards_is_told),
         cmocka_unit_test(rank_local__missing_and_odd_ranks_are_named),
         cmocka_unit_test(rank_local__global_shapes_must_agree),
+        cmocka_unit_test(rank_local__two_saves_and_missing_ranks_are_refused),
         cmocka_unit_test(directories__each_state_has_its_own_message),
         cmocka_unit_test(directories__a_copy_is_as_complete_as_the_original),
         cmocka_unit_test(metadata__special_files_are_not_waited_for),

@@ -59,6 +59,61 @@ static void good_metadata__every_form_reads_the_same(void **state)
     CHECK_FORMS(list);
 }
 
+/* Our own field as someone else may have left it: without a trailer it is a hint, and what it lacks or has wrong does no harm. */
+static void own_field__whatever_is_in_it_harms_nothing(void **state)
+{
+    (void)state;
+#define OWN(name, ops)                                                                                                           \
+    {                                                                                                                            \
+        name, ops, sizeof(ops) - 1                                                                                               \
+    }
+    static const struct {
+        const char *name, *ops;
+        size_t n;
+    } fields[] = {
+        OWN("None", "N"),
+        OWN("a number", "K\x01"),
+        OWN("nothing in it", "}"),
+        OWN("a schema alone", "}\x8c\x06schemaK\x01s"),
+        OWN("an unknown schema", "}\x8c\x06schemaK\x02s"),
+        OWN("a writer that is no text", "}(\x8c\x06schemaK\x01\x8c\x06writerK\x01u"),
+        OWN("a negative world", "}(\x8c\x06schemaK\x01\x8c\x05worldJ\xff\xff\xff\xffu"),
+        OWN("records that are no dict", "}(\x8c\x06schemaK\x01\x8c\x07records]u"),
+        OWN("digests cut", "}(\x8c\x06schemaK\x01\x8c\x07records}\x8c\x0c__0_0.distcpC\x03"
+                           "abcsu"),
+        OWN("containers that are no pairs", "}(\x8c\x06schemaK\x01\x8c\x0a"
+                                            "containers](K\x01K\x02"
+                                            "eu"),
+        OWN("an object", "ca\nb\n)R"),
+    };
+    place p;
+    const md_form good = SMALL_FORM;
+    place_make(&p);
+    small_put(p.st, &good);
+    values before = values_of(NULL, p.dir.path);
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        dcp__buf own;
+        dcp__buf_init(&own, dcp__context(NULL));
+        dcp__buf_put(&own, fields[i].ops, fields[i].n);
+        const md_form form = {.record_length = 900, .own = &own};
+        small_put_metadata(p.st, &form);
+        check_outcome(&p, "", &before, fields[i].name, &(outcome){0});
+        for (int r = 0; r < 2; r++) { /* and joined from two ranks */
+            char name[32];
+            file_bytes md = get_file(p.st, ".metadata");
+            snprintf(name, sizeof name, "__%d.metadata", r);
+            set_file(p.st, name, md.data, md.n);
+            free(md.data);
+        }
+        assert_int_equal(p.st->ops->remove(p.st, ".metadata", NULL), DCP_OK);
+        check_outcome(&p, "", &before, fields[i].name, &(outcome){0});
+        dcp__buf_reset(&own);
+    }
+    values_free(&before);
+    place_remove(&p);
+    assert_no_failures();
+}
+
 static void geometry__contradictions_are_found(void **state)
 {
     (void)state;
@@ -173,6 +228,22 @@ static void records__ranges_that_do_not_fit_are_found(void **state)
     CHECK_FORMS(list);
 }
 
+static void paths__of_endless_length_are_refused(void **state)
+{
+    (void)state;
+    static const outcome limit = {.open = DCP_LIMIT, .file = ".metadata", .at = ANY_OFFSET};
+    const formed list[] = {
+        {"256 keys", {.record_length = 900, .path_parts = 253}, {0}},
+        {"257 keys", {.record_length = 900, .path_parts = 254}, limit},
+        {"a million keys", {.record_length = 900, .path_parts = 1000000}, limit},
+        {"a list index of 2^40", {.record_length = 900, .path_index = INT64_C(1) << 40}, limit},
+        {"a negative list index",
+         {.record_length = 900, .path_index = -1},
+         {.open = DCP_FORMAT, .file = ".metadata", .at = ANY_OFFSET}},
+    };
+    CHECK_FORMS(list);
+}
+
 static void classes__unknown_ones_in_known_roles_are_refused(void **state)
 {
     (void)state;
@@ -225,9 +296,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(good_metadata__every_form_reads_the_same),
+        cmocka_unit_test(own_field__whatever_is_in_it_harms_nothing),
         cmocka_unit_test(geometry__contradictions_are_found),
         cmocka_unit_test(numbers__bad_ones_are_refused),
         cmocka_unit_test(records__ranges_that_do_not_fit_are_found),
+        cmocka_unit_test(paths__of_endless_length_are_refused),
         cmocka_unit_test(classes__unknown_ones_in_known_roles_are_refused),
         cmocka_unit_test(transforms__unknown_ones_are_unsupported),
         cmocka_unit_test(dtypes__the_record_must_agree),

@@ -32,6 +32,7 @@ typedef struct md_form {
     bool is_shared_offset; /* the key has the chunk's own Size */
     md_hints hints;
     md_planner planner;
+    int path_parts;     /* more keys in w's path */
     int64_t path_index; /* last item of w's path; 0: the string "w" instead */
     const char *transform, *transform_2;
     bool is_transform_of_second; /* chunk alone */
@@ -178,6 +179,9 @@ static inline void md_planner_data(dcp__buf *b, const md_form *f)
     pk_op(b, '(');
     md_str(b, f, "model");
     pk_int(b, 7);
+    for (int i = 0; i < f->path_parts; i++) {
+        md_str(b, f, "x");
+    }
     if (f->path_index) {
         pk_int(b, f->path_index);
     } else {
