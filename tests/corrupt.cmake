@@ -13,5 +13,6 @@ if(TARGET dcptool)
             ${CMAKE_CURRENT_SOURCE_DIR}/cli/tool.c)
         target_compile_definitions(test_${name} PRIVATE DCPTOOL="$<TARGET_FILE:dcptool>")
         add_dependencies(test_${name} dcptool)
+        set_tests_properties(corrupt.${name} PROPERTIES TIMEOUT 900) # hundreds of processes
     endforeach()
 endif()

@@ -1,6 +1,6 @@
 #include "corrupt/damage.h"
 
-#include <time.h>
+#include <sys/resource.h>
 
 #include "cli/tool.h"
 
@@ -416,28 +416,30 @@ static void check_tool(const check *c, bool fails, bool is_verify, const char *a
     tool_free(&r);
 }
 
+/* Each command runs in one of its forms, and the next defect gets the other: a process costs most of the time here. */
+static size_t turn;
+
 static void check_commands(const check *c)
 {
     static const struct {
-        const char *format;
-        bool is_verify, is_quick, reads;
+        const char *forms[2];
+        bool is_verify, is_quick, reads, looks_up_files;
     } commands[] = {
-        {"ls '%s'", false, false, false},           {"ls --json --tree '%s'", false, false, false},
-        {"info '%s'", false, false, false},         {"info --json '%s'", false, false, false},
-        {"hash '%s'", false, false, true},          {"hash --json '%s'", false, false, true},
-        {"verify -q '%s'", true, false, false},     {"verify --json '%s'", true, false, false},
-        {"verify --quick '%s'", true, true, false},
+        {{"ls '%s'", "ls --json '%s'"}, false, false, false, false},
+        {{"info '%s'", "info --json '%s'"}, false, false, false, true},
+        {{"hash '%s'", "hash --json '%s'"}, false, false, true, false},
+        {{"verify -q '%s'", "verify --json '%s'"}, true, false, false, false},
+        {{"verify --quick '%s'", "verify --quick --json '%s'"}, true, true, false, false},
     };
     const outcome *o = c->want;
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
         char arguments[1024];
         bool finds = o->verify != DCP_OK && (!commands[i].is_quick || o->is_quick);
-        bool fails = o->open != DCP_OK || (commands[i].is_verify ? finds
-                                           : commands[i].reads   ? o->read != DCP_OK
-                                                                 : o->breaks_info && i >= 2);
+        bool fails = o->open != DCP_OK || (commands[i].looks_up_files && o->breaks_info) ||
+                     (commands[i].is_verify ? finds : commands[i].reads && o->read != DCP_OK);
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
-        snprintf(arguments, sizeof arguments, commands[i].format, c->path);
+        snprintf(arguments, sizeof arguments, commands[i].forms[turn % 2], c->path);
 #pragma GCC diagnostic pop
         check_tool(c, fails, commands[i].is_verify, arguments);
     }
@@ -445,38 +447,51 @@ static void check_commands(const check *c)
 
 static void check_cat(const check *c)
 {
-    static const char *const formats[] = {"", "--json", "--format npy --as-bits", "--format raw", "--format json"};
+    static const char *const of_objects[] = {"", "--json"};
+    static const char *const of_tensors[] = {"", "--format raw", "--json", "--format json"};
     const outcome *o = c->want;
     if (!o->item || strchr(o->item, ',') || o->open != DCP_OK) {
         return;
     }
+    char arguments[1024];
     const value *v = values_find(c->before, o->item, -1);
-    size_t n = v && v->dtype == 0 ? 2 : 5;
-    for (size_t i = 0; i < n; i++) {
-        char arguments[1024];
-        snprintf(arguments, sizeof arguments, "cat '%s' '%s' %s", c->path, o->item, formats[i]);
+    bool is_object = v && v->dtype == 0;
+    snprintf(arguments, sizeof arguments, "cat '%s' '%s' %s", c->path, o->item,
+             is_object ? of_objects[turn % 2] : of_tensors[turn % 4]);
+    check_tool(c, o->read != DCP_OK, false, arguments);
+    if (!is_object) { /* as somebody piping it to NumPy */
+        snprintf(arguments, sizeof arguments, "cat '%s' '%s' --format npy --as-bits", c->path, o->item);
         check_tool(c, o->read != DCP_OK, false, arguments);
     }
+}
+
+/* Of this process and its children: other programs on the machine do not count. */
+static double cpu_seconds(void)
+{
+    struct rusage self, children;
+    getrusage(RUSAGE_SELF, &self);
+    getrusage(RUSAGE_CHILDREN, &children);
+    return (double)(self.ru_utime.tv_sec + self.ru_stime.tv_sec + children.ru_utime.tv_sec + children.ru_stime.tv_sec) +
+           (double)(self.ru_utime.tv_usec + self.ru_stime.tv_usec + children.ru_utime.tv_usec + children.ru_stime.tv_usec) * 1e-6;
 }
 
 void check_outcome(const place *p, const char *path, const values *before, const char *name, const outcome *want)
 {
     char full[1024];
-    struct timespec from, to;
     check c = {.p = p, .name = name, .path = p->dir.path, .before = before, .want = want, .bytes = place_bytes(p)};
     if (*path) {
         snprintf(full, sizeof full, "%s/%s", p->dir.path, path);
         c.path = full;
     }
-    clock_gettime(CLOCK_MONOTONIC, &from);
+    double start = cpu_seconds();
     size_t failed = failures;
     check_library(&c);
     if (failures == failed) { /* else the tool fails likewise, many times */
         check_commands(&c);
         check_cat(&c);
+        turn++;
     }
-    clock_gettime(CLOCK_MONOTONIC, &to);
-    if (to.tv_sec - from.tv_sec > MAX_SECONDS) {
-        complain("%s: took %lld seconds", name, (long long)(to.tv_sec - from.tv_sec));
+    if (cpu_seconds() - start > MAX_SECONDS) {
+        complain("%s: took %.1f seconds", name, cpu_seconds() - start);
     }
 }
