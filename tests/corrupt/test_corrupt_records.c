@@ -414,20 +414,19 @@ typedef struct named {
 static void paths__stay_in_the_directory(void **state)
 {
     (void)state;
-    char outside[64] = "/tmp/dcp-test-outside-XXXXXX", absolute[128], up[160];
-    assert_int_not_equal(mkstemp(outside), -1);
+    char outside[300], up[400];
     place p;
     values before;
     start_small(&p, &before);
     file_bytes second = get_file(p.st, SMALL_SECOND);
+    snprintf(outside, sizeof outside, "%s.outside", p.dir.path);
     FILE *f = fopen(outside, "wb");
     assert_non_null(f);
     assert_int_equal(fwrite(second.data, 1, second.n, f), second.n);
     fclose(f);
-    snprintf(absolute, sizeof absolute, "%s", outside);
     snprintf(up, sizeof up, "sub/../../%s", strrchr(outside, '/') + 1);
     const named list[] = {
-        {"an absolute path", absolute, DCP_FORMAT, false},
+        {"an absolute path", outside, DCP_FORMAT, false},
         {"a path that leads out", up, DCP_FORMAT, false},
         {"a path with .. that stays", "sub/../sub/__1_0.distcp", DCP_FORMAT, false},
         {"only ..", "..", DCP_FORMAT, false},
@@ -435,7 +434,7 @@ static void paths__stay_in_the_directory(void **state)
         {"the directory itself", ".", DCP_IO, false},
         {"a name with .", "./sub/./__1_0.distcp", DCP_OK, false},
         {"two slashes", "sub//__1_0.distcp", DCP_OK, false},
-        {"an absolute path, allowed", absolute, DCP_OK, true},
+        {"an absolute path, allowed", outside, DCP_OK, true},
         {"a path that leads out, allowed", up, DCP_OK, true},
     };
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
