@@ -206,8 +206,12 @@ static void take_loaded(figures *f, const rank *ranks, int n)
 /* The rank that wrote a file; its name begins with it. */
 static int writer_of(const char *file)
 {
-    int number = -1;
-    return file && sscanf(file, "__%d_", &number) == 1 && number < MAX_RANKS ? number : -1;
+    if (!file || strncmp(file, "__", 2) != 0) {
+        return -1;
+    }
+    char *end;
+    long number = strtol(file + 2, &end, 10);
+    return end > file + 2 && *end == '_' && number >= 0 && number < MAX_RANKS ? (int)number : -1;
 }
 
 /* bytes[rank] of an item as it is stored. */
@@ -395,6 +399,7 @@ static int run_in_temporary(demo *d)
     }
     d->dir = path;
     int status = run_demo(d);
+    d->dir = NULL;
     remove_dir(path);
     return status;
 }

@@ -1,6 +1,7 @@
 /* Saves and loads of several ranks, which are threads here. */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -292,7 +293,7 @@ typedef struct faults {
     dcp_storage_op op;
     int nth;
     int calls[FAULT_RANKS];
-    bool hit[FAULT_RANKS];
+    atomic_bool hit[FAULT_RANKS]; /* another rank may still be closing when this one looks */
     bool load;
     size_t n_failures[FAULT_RANKS];
     bool right_ranks[FAULT_RANKS];
