@@ -94,32 +94,52 @@ dcp__mfield dcp__mfield_slow(dcp__pv key)
     return (dcp__mfield)found;
 }
 
-static size_t take_fields(dcp__pv dict, dcp__pv *fields, size_t n_fields)
+static void take_fields(const dcp__pv *pairs, size_t n, dcp__pv *fields, size_t n_fields)
 {
-    size_t n;
-    const dcp__pv *items = dcp__pv_items(dict, &n);
     for (size_t i = 0; i + 1 < n; i += 2) {
-        size_t field = (size_t)dcp__mfield_of(items[i]);
-        fields[field < n_fields ? field : DCP__MFIELD_OTHER] = items[i + 1];
+        size_t field = (size_t)dcp__mfield_of(pairs[i]);
+        fields[field < n_fields ? field : DCP__MFIELD_OTHER] = pairs[i + 1];
     }
     fields[DCP__MFIELD_OTHER] = 0;
+}
+
+static size_t take_dict(dcp__pv dict, dcp__pv *fields, size_t n_fields)
+{
+    size_t n;
+    const dcp__pv *pairs = dcp__pv_items(dict, &n);
+    take_fields(pairs, n, fields, n_fields);
     return n;
 }
 
-bool dcp__mfields_of(dcp__pv state, dcp__pv *fields, size_t n_fields, size_t *n_seen)
+/* (dict or None, dict) */
+static bool take_two(dcp__pv state, dcp__pv *fields, size_t n_fields, size_t *n_seen)
 {
-    memset(fields, 0, n_fields * sizeof *fields);
-    if (state && dcp__pv_kind(state) == DCP__P_DICT) {
-        *n_seen = take_fields(state, fields, n_fields);
-        return true;
-    }
     size_t n = 0;
     const dcp__pv *parts = state && dcp__pv_kind(state) == DCP__P_TUPLE ? dcp__pv_items(state, &n) : NULL;
     if (n != 2 || dcp__pv_kind(parts[1]) != DCP__P_DICT || (parts[0] != DCP__PV_NONE && dcp__pv_kind(parts[0]) != DCP__P_DICT)) {
         return false;
     }
-    *n_seen = parts[0] == DCP__PV_NONE ? 0 : take_fields(parts[0], fields, n_fields);
-    *n_seen += take_fields(parts[1], fields, n_fields);
+    *n_seen = parts[0] == DCP__PV_NONE ? 0 : take_dict(parts[0], fields, n_fields);
+    *n_seen += take_dict(parts[1], fields, n_fields);
+    return true;
+}
+
+bool dcp__mfields_of(const dcp__pstate *state, dcp__pv *fields, size_t n_fields, size_t *n_seen)
+{
+    if (dcp__pv_kind(state->value) != DCP__P_DICT) {
+        return take_two(state->value, fields, n_fields, n_seen);
+    }
+    take_fields(state->pairs, state->n, fields, n_fields);
+    *n_seen = state->n;
+    return true;
+}
+
+bool dcp__mfields_read(dcp__pv state, dcp__pv *fields, size_t n_fields, size_t *n_seen)
+{
+    if (!state || dcp__pv_kind(state) != DCP__P_DICT) {
+        return take_two(state, fields, n_fields, n_seen);
+    }
+    *n_seen = take_dict(state, fields, n_fields);
     return true;
 }
 

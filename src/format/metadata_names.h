@@ -100,9 +100,12 @@ static inline dcp__mfield dcp__mfield_of(dcp__pv key)
     return known ? (dcp__mfield)(known - 1) : dcp__mfield_slow(key);
 }
 
-/* The values of a state, by field; 0 where absent. fields has n_fields places, DCP__MFIELD_ROWS or DCP__MFIELD_COUNT. The state
- * of BUILD is a dict, or (dict or None, dict). False for others. *n_seen is how many keys and values were looked at. */
-bool dcp__mfields_of(dcp__pv state, dcp__pv *fields, size_t n_fields, size_t *n_seen);
+/* The values of a state, by field. fields has n_fields places, DCP__MFIELD_ROWS or DCP__MFIELD_COUNT, all 0; those of absent
+ * fields stay so. The state of BUILD is a dict, or (dict or None, dict). False for others. *n_seen is how many keys and values
+ * were looked at. */
+bool dcp__mfields_of(const dcp__pstate *state, dcp__pv *fields, size_t n_fields, size_t *n_seen);
+/* The same of a state that was read. */
+bool dcp__mfields_read(dcp__pv state, dcp__pv *fields, size_t n_fields, size_t *n_seen);
 
 /* What a value is, for messages: "torch.int1", "an object of module.Class", "tuple". */
 typedef struct dcp__mdescription {

@@ -290,10 +290,10 @@ static dcp_status text_or_path(dcp__metadata *md, dcp__pv v, dcp_str *out, dcp_e
 
 static dcp_status read_storage_meta(dcp__mbuild *b, dcp__pv v, dcp_error *err)
 {
-    dcp__pv fields[DCP__MFIELD_COUNT];
+    dcp__pv fields[DCP__MFIELD_COUNT] = {0};
     size_t n;
     if (dcp__mclass_of_instance(v) != DCP__MCLASS_STORAGE_META ||
-        !dcp__mfields_of(dcp__pv_object(v)->state, fields, DCP__MFIELD_COUNT, &n)) {
+        !dcp__mfields_read(dcp__pv_object(v)->state, fields, DCP__MFIELD_COUNT, &n)) {
         return DCP_OK;
     }
     b->has_storage_meta = true;
@@ -339,7 +339,7 @@ static dcp_status top_fields(dcp__pv root, uint64_t at, dcp__pv fields[DCP__MFIE
     const dcp__pobject *o = dcp__pv_object(root);
     dcp__mclass is = dcp__mclass_of_instance(root);
     size_t n;
-    if ((is != DCP__MCLASS_METADATA && is != DCP__MCLASS_OTHER) || !dcp__mfields_of(o->state, fields, DCP__MFIELD_COUNT, &n)) {
+    if ((is != DCP__MCLASS_METADATA && is != DCP__MCLASS_OTHER) || !dcp__mfields_read(o->state, fields, DCP__MFIELD_COUNT, &n)) {
         return dcp__mrefuse(at, "the top object", root, err);
     }
     bool is_known = is == DCP__MCLASS_METADATA;
@@ -363,7 +363,7 @@ static void keep_only_chunks(dcp__metadata *md)
 
 static dcp_status read_top(dcp__mbuild *b, const dcp__pickle *p, dcp_error *err)
 {
-    dcp__pv fields[DCP__MFIELD_COUNT];
+    dcp__pv fields[DCP__MFIELD_COUNT] = {0};
     const dcp__pobject *top = dcp__pv_object(p->root);
     uint64_t at = top ? top->start : 0;
     dcp__metadata *md = b->md;

@@ -116,11 +116,10 @@ static dcp__pv pv_of(const dcp__pints *ints)
 }
 
 /* Replaces an object by its row, unless it is shared. */
-static void settle(dcp__pmachine *m, dcp__pv object, dcp__pv state, dcp__pv row, dcp__pv *out)
+static void settle(dcp__pv object, dcp__pv row, dcp__pv *out)
 {
     dcp__pv_node(object)->client = row;
     if (!dcp__pv_is_shared(object)) {
-        dcp__pmachine_recycle(m, state);
         *out = row;
     }
 }
@@ -513,12 +512,13 @@ static dcp_status build_info(dcp__mbuild *b, dcp__pmachine *m, dcp__pv *fields, 
     return DCP_OK;
 }
 
-static dcp_status build_fields(dcp__mbuild *b, dcp__pmachine *m, dcp__mclass is, dcp__pv state, dcp__pv *row, dcp_error *err)
+static dcp_status build_fields(dcp__mbuild *b, dcp__pmachine *m, dcp__mclass is, const dcp__pstate *state, dcp__pv *row,
+                               dcp_error *err)
 {
-    dcp__pv fields[DCP__MFIELD_ROWS];
+    dcp__pv fields[DCP__MFIELD_ROWS] = {0};
     size_t n;
     if (!dcp__mfields_of(state, fields, DCP__MFIELD_ROWS, &n)) {
-        return dcp__mrefuse(dcp__pmachine_position(m), "state of an object", state, err);
+        return dcp__mrefuse(dcp__pmachine_position(m), "state of an object", state->value, err);
     }
     dcp_status status = dcp__mspend(b, n, dcp__pmachine_position(m), err);
     if (status != DCP_OK) {
@@ -533,7 +533,7 @@ static dcp_status build_fields(dcp__mbuild *b, dcp__pmachine *m, dcp__mclass is,
 }
 
 /* BUILD: the classes that there are many of become rows, others keep their state as it is. */
-static dcp_status on_build(void *user, dcp__pmachine *m, dcp__pv object, dcp__pv state, dcp__pv *out, dcp_error *err)
+static dcp_status on_build(void *user, dcp__pmachine *m, dcp__pv object, const dcp__pstate *state, dcp__pv *out, dcp_error *err)
 {
     dcp__mbuild *b = user;
     dcp__mclass is = dcp__mclass_of_instance(object);
@@ -545,7 +545,7 @@ static dcp_status on_build(void *user, dcp__pmachine *m, dcp__pv object, dcp__pv
     case DCP__MCLASS_INDEX:
     case DCP__MCLASS_INFO: status = build_fields(b, m, is, state, &row, err); break;
     case DCP__MCLASS_PROPERTIES:
-    case DCP__MCLASS_OLD_PROPERTIES: status = build_props(m, is == DCP__MCLASS_OLD_PROPERTIES, state, &row, err); break;
+    case DCP__MCLASS_OLD_PROPERTIES: status = build_props(m, is == DCP__MCLASS_OLD_PROPERTIES, state->value, &row, err); break;
     default: return DCP_OK;
     }
     const dcp__pobject *o = dcp__pv_object(object);
@@ -553,42 +553,35 @@ static dcp_status on_build(void *user, dcp__pmachine *m, dcp__pv object, dcp__pv
         return dcp__fail_at(err, DCP_FORMAT, o->start, "metadata: %s with arguments", dcp__mdescribe(object).text);
     }
     if (status == DCP_OK) {
-        settle(m, object, state, row, out);
+        settle(object, row, out);
     }
     return status;
 }
 
 /* torch.Size of one argument; in place if it can be. */
-static dcp_status reduce_size(dcp__pmachine *m, dcp__pv args, dcp__pv *out, dcp_error *err)
+static dcp_status reduce_size(dcp__pmachine *m, const dcp__pv *args, size_t n, dcp__pv *out, dcp_error *err)
 {
-    size_t n;
-    const dcp__pv *items = dcp__pv_items(args, &n);
-    dcp__pkind kind = n == 1 ? dcp__pv_kind(items[0]) : DCP__P_NONE;
-    if ((kind != DCP__P_TUPLE && kind != DCP__P_LIST) || dcp__pv_node(items[0])->count > DCP_MAX_NDIM) {
+    dcp__pkind kind = n == 1 ? dcp__pv_kind(args[0]) : DCP__P_NONE;
+    if ((kind != DCP__P_TUPLE && kind != DCP__P_LIST) || dcp__pv_node(args[0])->count > DCP_MAX_NDIM) {
         return DCP_OK; /* refused where a shape belongs */
     }
-    dcp_status status = dcp__pmachine_ints(m, items[0], out, err);
-    if (status == DCP_OK) {
-        dcp__pmachine_recycle(m, args);
-    }
-    return status;
+    return dcp__pmachine_ints(m, args[0], out, err);
 }
 
-static dcp_status on_reduce(void *user, dcp__pmachine *m, dcp__pv callable, dcp__pv args, dcp__pv *out, dcp_error *err)
+static dcp_status on_reduce(void *user, dcp__pmachine *m, dcp__pv callable, const dcp__pv *args, size_t n, dcp__pv *out,
+                            dcp_error *err)
 {
     (void)user;
     int64_t value;
-    size_t n;
-    const dcp__pv *items = dcp__pv_items(args, &n);
     switch (dcp__mclass_of(callable)) {
-    case DCP__MCLASS_SIZE: return reduce_size(m, args, out, err);
+    case DCP__MCLASS_SIZE: return reduce_size(m, args, n, out, err);
     case DCP__MCLASS_LAYOUT:
-        if (n == 1 && dcp__pv_is_str(items[0]) && strcmp(dcp__pv_text(items[0]).ptr, "torch.strided") == 0) {
+        if (n == 1 && dcp__pv_is_str(args[0]) && strcmp(dcp__pv_text(args[0]).ptr, "torch.strided") == 0) {
             *out = dcp__mrow_make(DCP__MROW_LAYOUT, 0);
         }
         return DCP_OK;
     case DCP__MCLASS_MEMORY_FORMAT:
-        if (n == 1 && dcp__pv_int(items[0], &value) && value >= 0 && value <= 2) {
+        if (n == 1 && dcp__pv_int(args[0], &value) && value >= 0 && value <= 2) {
             *out = dcp__mrow_make(DCP__MROW_MEMORY_FORMAT, (uint64_t)value);
         }
         return DCP_OK;

@@ -115,6 +115,10 @@ static inline dcp__pv dcp__pv_of_client(uint64_t number) /* below 2^61 */
 {
     return number << 3 | 3;
 }
+static inline bool dcp__pv_is_client(dcp__pv v)
+{
+    return (v & 7) == 3;
+}
 static inline uint64_t dcp__pv_client(dcp__pv v)
 {
     return v >> 3;
@@ -191,16 +195,25 @@ bool dcp__pv_is_global(dcp__pv v, const char *module, const char *name);
 
 typedef struct dcp__pmachine dcp__pmachine;
 
+/* The state that BUILD is to give to an object. */
+typedef struct dcp__pstate {
+    dcp__pv value;
+    const dcp__pv *pairs; /* of a dict: its n / 2 keys and values in turn, which need not stand in the value yet */
+    size_t n;
+} dcp__pstate;
+
 /* What a client may do while the stream is read; members may be NULL. A hook that sets *out has taken the place of the node:
- * *out goes on the stack and into the memo. It leaves *out alone (0) to let the machine make what it makes without hooks. */
+ * *out goes on the stack and into the memo, and the tuple of arguments or the state is given back. It leaves *out alone (0) to
+ * let the machine make what it makes without hooks. */
 typedef struct dcp__pickle_hooks {
     void *user;
-    /* callable(*args). */
-    dcp_status (*reduce)(void *user, dcp__pmachine *m, dcp__pv callable, dcp__pv args, dcp__pv *out, dcp_error *err);
+    /* callable(args[0], ..., args[n - 1]). */
+    dcp_status (*reduce)(void *user, dcp__pmachine *m, dcp__pv callable, const dcp__pv *args, size_t n, dcp__pv *out,
+                         dcp_error *err);
     /* BUILD: object is whatever is on the stack, state is not yet stored in it. A shared object cannot be replaced, since there
      * are other references to it: set its client word instead. */
-    dcp_status (*build)(void *user, dcp__pmachine *m, dcp__pv object, dcp__pv state, dcp__pv *out, dcp_error *err);
-    /* Whether a dict or object need keep a pair that is set in it. */
+    dcp_status (*build)(void *user, dcp__pmachine *m, dcp__pv object, const dcp__pstate *state, dcp__pv *out, dcp_error *err);
+    /* Whether a dict or object need keep a pair that is set in it; asked of those of which one half is a hook's value. */
     bool (*keeps)(void *user, dcp__pv key, dcp__pv value);
     /* The stream is read from its start again; nothing will be given back this time. What hooks made is void. */
     void (*restart)(void *user);

@@ -133,24 +133,29 @@ static dcp_status prepare_memo(dcp__pmachine *m, dcp_error *err)
     return status;
 }
 
-/* Python numbers entries by how many there are. After a gap other readers may count in other ways. */
+/* Makes sure that there is a place for the next entry. Python numbers entries by how many there are. After a gap other readers
+ * may count in other ways. */
+static inline dcp_status need_memo(dcp__pmachine *m, dcp_error *err)
+{
+    if (m->memo_next != m->memo_end) {
+        return DCP_OK;
+    }
+    if (m->has_gaps || m->n_memo >= UINT32_MAX - DCP__P_PIECE) {
+        return dcp__fail_at(err, DCP_FORMAT, m->position, "pickle: no number for an entry of the memo");
+    }
+    return prepare_memo(m, err);
+}
+
 static inline dcp_status op_memoize(dcp__pmachine *m, dcp_error *err)
 {
     if (!has(m, 1)) {
         return underflow(m, err);
     }
-    if (m->memo_next == m->memo_end) {
-        if (m->has_gaps || m->n_memo >= UINT32_MAX - DCP__P_PIECE) {
-            return dcp__fail_at(err, DCP_FORMAT, m->position, "pickle: no number for an entry of the memo");
-        }
-        dcp_status status = prepare_memo(m, err);
-        if (status != DCP_OK) {
-            return status;
-        }
+    dcp_status status = need_memo(m, err);
+    if (status == DCP_OK) {
+        keep_in_memo(m, m->memo_next++, m->n_memo++);
     }
-    keep_in_memo(m, m->memo_next++, m->n_memo);
-    m->n_memo++;
-    return DCP_OK;
+    return status;
 }
 
 /* Entries from n_memo to i are not set, up to now. */
@@ -327,14 +332,16 @@ static inline dcp_status container(dcp__pmachine *m, size_t from, dcp__pkind kin
     return kind == DCP__P_DICT ? part_of(m, &o->pairs, kind, out, err) : part_of(m, &o->items, DCP__P_LIST, out, err);
 }
 
-/* Closes up the pairs from stack[from] on that a hook wants to be kept. */
+/* Closes up the pairs from stack[from] on that stay: a hook may say no to those in which it has a part. */
 static void drop_pairs(dcp__pmachine *m, size_t from)
 {
     size_t kept = from;
     for (size_t i = from; i < m->top; i += 2) {
-        if (m->hooks->keeps(m->hooks->user, m->stack[i], m->stack[i + 1])) {
-            m->stack[kept] = m->stack[i];
-            m->stack[kept + 1] = m->stack[i + 1];
+        dcp__pv key = m->stack[i], value = m->stack[i + 1];
+        bool is_hooked = dcp__pv_is_client(key) || dcp__pv_is_client(value);
+        if (!is_hooked || m->hooks->keeps(m->hooks->user, key, value)) {
+            m->stack[kept] = key;
+            m->stack[kept + 1] = value;
             kept += 2;
         }
     }
@@ -464,6 +471,20 @@ static inline dcp_status op_newobj(dcp__pmachine *m, dcp_error *err)
     return make_called(m, DCP__PFORM_NEWOBJ, err);
 }
 
+/* EMPTY_TUPLE and NEWOBJ at once: how nearly every object begins. */
+static inline dcp_status new_without_args(dcp__pmachine *m, dcp_error *err)
+{
+    dcp__pobject *o = NULL;
+    dcp__pv callable = m->stack[m->top - 1];
+    m->position++;
+    dcp_status status = make_object(m, 1, DCP__PFORM_NEWOBJ, &o, err);
+    if (status == DCP_OK) {
+        o->callable = callable;
+        o->args = m->empty_tuple;
+    }
+    return status;
+}
+
 static dcp_status op_newobj_ex(dcp__pmachine *m, dcp_error *err)
 {
     if (!has(m, 3)) {
@@ -493,7 +514,9 @@ static inline dcp_status op_reduce(dcp__pmachine *m, dcp_error *err)
         return misfit(m, "the arguments of a function", args, err);
     }
     if (m->hooks->reduce) {
-        dcp_status status = m->hooks->reduce(m->hooks->user, m, m->stack[m->top - 2], args, &made, err);
+        size_t n;
+        const dcp__pv *items = dcp__pv_items(args, &n);
+        dcp_status status = m->hooks->reduce(m->hooks->user, m, m->stack[m->top - 2], items, n, &made, err);
         if (status != DCP_OK) {
             return status;
         }
@@ -501,9 +524,43 @@ static inline dcp_status op_reduce(dcp__pmachine *m, dcp_error *err)
     if (made) {
         m->top--;
         m->stack[m->top - 1] = made;
+        dcp__pmachine_recycle(m, args);
         return DCP_OK;
     }
     return make_called(m, DCP__PFORM_REDUCE, err);
+}
+
+/* Whether TUPLE1 at p[-1] is followed by MEMOIZE and REDUCE, as in every torch.Size, and a hook may do without the tuple. */
+static inline bool is_call_of_one(const dcp__pmachine *m, const uint8_t *p)
+{
+    return m->window.end - p >= 2 && p[0] == OP_MEMOIZE && p[1] == OP_REDUCE && m->hooks->reduce && !m->keeps_all && has(m, 2);
+}
+
+/* The three at once. What the hook takes is as if the tuple had been made and given back. */
+static inline dcp_status call_of_one(dcp__pmachine *m, dcp_error *err)
+{
+    dcp__pv made = 0;
+    dcp_status status = need_memo(m, err);
+    m->position += 2;
+    if (status == DCP_OK) {
+        status = m->hooks->reduce(m->hooks->user, m, m->stack[m->top - 2], &m->stack[m->top - 1], 1, &made, err);
+    }
+    if (status != DCP_OK) {
+        return status;
+    }
+    if (made) {
+        *m->memo_next++ = DCP__PV_GONE;
+        m->n_memo++;
+        m->top--;
+        m->stack[m->top - 1] = made;
+        return DCP_OK;
+    }
+    status = op_tuple_n(m, 1, err);
+    if (status == DCP_OK) {
+        keep_in_memo(m, m->memo_next++, m->n_memo++);
+        status = make_called(m, DCP__PFORM_REDUCE, err);
+    }
+    return status;
 }
 
 static dcp_status op_persid(dcp__pmachine *m, dcp_error *err)
@@ -520,6 +577,28 @@ static dcp_status op_persid(dcp__pmachine *m, dcp_error *err)
     return status;
 }
 
+/* BUILD where no hook took the object's place. */
+static inline dcp_status keep_state(dcp__pmachine *m, dcp__pv object, dcp__pv state, dcp_error *err)
+{
+    if (dcp__pv_kind(object) != DCP__P_OBJECT) {
+        return misfit(m, "BUILD", object, err);
+    }
+    dcp__pobject *o = (dcp__pobject *)dcp__pv_node(object);
+    m->top--;
+    o->state = state;
+    o->end = m->position + 1;
+    return DCP_OK;
+}
+
+/* BUILD where a hook did. */
+static inline void take_place(dcp__pmachine *m, dcp__pv object, dcp__pv state, dcp__pv made)
+{
+    m->top--;
+    m->stack[m->top - 1] = made;
+    dcp__pmachine_replace(m, object, made);
+    dcp__pmachine_recycle(m, state);
+}
+
 static inline dcp_status op_build(dcp__pmachine *m, dcp_error *err)
 {
     if (!has(m, 2)) {
@@ -527,24 +606,58 @@ static inline dcp_status op_build(dcp__pmachine *m, dcp_error *err)
     }
     dcp__pv object = m->stack[m->top - 2], state = m->stack[m->top - 1], made = 0;
     if (m->hooks->build) {
-        dcp_status status = m->hooks->build(m->hooks->user, m, object, state, &made, err);
+        dcp__pstate given = {.value = state};
+        given.pairs = dcp__pv_kind(state) == DCP__P_DICT ? dcp__pv_items(state, &given.n) : NULL;
+        dcp_status status = m->hooks->build(m->hooks->user, m, object, &given, &made, err);
         if (status != DCP_OK) {
             return status;
         }
     }
-    m->top--;
     if (made) {
-        m->stack[m->top - 1] = made;
-        dcp__pmachine_replace(m, object, made);
+        take_place(m, object, state, made);
         return DCP_OK;
     }
-    if (dcp__pv_kind(object) != DCP__P_OBJECT) {
-        return misfit(m, "BUILD", object, err);
+    return keep_state(m, object, state, err);
+}
+
+/* Whether SETITEMS at p[-1] fills an empty dict of which only BUILD, which follows, can know: the state of nearly every object.
+ */
+static inline bool is_state_in_passing(const dcp__pmachine *m, const uint8_t *p)
+{
+    if (p == m->window.end || *p != OP_BUILD || !m->hooks->build || m->keeps_all || m->n_marks == 0) {
+        return false;
     }
-    dcp__pobject *o = (dcp__pobject *)dcp__pv_node(object);
-    o->state = state;
-    o->end = m->position + 1;
-    return DCP_OK;
+    size_t from = m->floor, floor = m->n_marks > 1 ? m->marks[m->n_marks - 2].top : 0;
+    if (from - floor < 2 || (m->top - from) % 2 || dcp__pv_kind(m->stack[from - 1]) != DCP__P_DICT) {
+        return false;
+    }
+    const dcp__pnode *dict = dcp__pv_node(m->stack[from - 1]);
+    return !dict->count && !(dict->flags & DCP__P_SHARED);
+}
+
+/* SETITEMS and BUILD at once: the pairs go into the dict only if the hook leaves it to the machine. */
+static inline dcp_status build_in_passing(dcp__pmachine *m, dcp_error *err)
+{
+    dcp__pmark mark = {0, 0};
+    dcp_status status = pop_mark(m, &mark, err);
+    size_t top = m->top;
+    dcp__pv object = m->stack[mark.top - 2], state = m->stack[mark.top - 1], made = 0;
+    dcp__pstate given = {.value = state, .pairs = m->stack + mark.top, .n = top - mark.top};
+    m->top = mark.top;
+    m->position++;
+    if (status == DCP_OK) {
+        status = m->hooks->build(m->hooks->user, m, object, &given, &made, err);
+    }
+    if (status != DCP_OK) {
+        return status;
+    }
+    if (made) {
+        take_place(m, object, state, made);
+        return DCP_OK;
+    }
+    m->top = top;
+    status = extend(m, mark.top, DCP__P_DICT, "SETITEMS", err);
+    return status == DCP_OK ? keep_state(m, object, state, err) : status;
 }
 
 /* ---- scalars ---- */
@@ -647,11 +760,13 @@ dcp_status dcp__pmachine_run(dcp__pmachine *m, const uint8_t *p, dcp__pv *root, 
     m->empty_tuple = dcp__pv_of_node(empty);
     for (;;) {
         dcp_status status = DCP_OK;
+        const uint8_t *moved = p; /* so that p itself, whose address nobody has, stays in a register */
         if (m->window.end - p < OP_MAX_BYTES) {
-            status = dcp__pwindow_opcode(&m->window, &p, err);
+            status = dcp__pwindow_opcode(&m->window, &moved, err);
             if (status != DCP_OK) {
                 return status;
             }
+            p = moved;
         }
         m->position = dcp__pwindow_position(&m->window, p);
         switch (*p++) {
@@ -671,12 +786,26 @@ dcp_status dcp__pmachine_run(dcp__pmachine *m, const uint8_t *p, dcp__pv *root, 
             p += 4;
             break;
         case OP_SHORT_BINUNICODE:
-            p--;
-            status = op_text(m, &p, 2, p[1], DCP__P_STR, err);
+            status = op_text(m, &moved, 2, *p, DCP__P_STR, err);
+            p = moved;
             break;
         case OP_MARK: status = op_mark(m, err); break;
-        case OP_EMPTY_TUPLE: status = push(m, m->empty_tuple, err); break;
-        case OP_TUPLE1: status = op_tuple_n(m, 1, err); break;
+        case OP_EMPTY_TUPLE:
+            if (p < m->window.end && *p == OP_NEWOBJ && has(m, 1)) {
+                status = new_without_args(m, err);
+                p++;
+            } else {
+                status = push(m, m->empty_tuple, err);
+            }
+            break;
+        case OP_TUPLE1:
+            if (is_call_of_one(m, p)) {
+                status = call_of_one(m, err);
+                p += 2;
+            } else {
+                status = op_tuple_n(m, 1, err);
+            }
+            break;
         case OP_TUPLE2: status = op_tuple_n(m, 2, err); break;
         case OP_TUPLE3: status = op_tuple_n(m, 3, err); break;
         case OP_TUPLE: status = op_tuple(m, err); break;
@@ -684,7 +813,14 @@ dcp_status dcp__pmachine_run(dcp__pmachine *m, const uint8_t *p, dcp__pv *root, 
         case OP_NEWTRUE: status = push(m, DCP__PV_TRUE, err); break;
         case OP_NEWFALSE: status = push(m, DCP__PV_FALSE, err); break;
         case OP_EMPTY_DICT: status = push_node(m, dcp__plist_alloc(m, DCP__P_DICT), err); break;
-        case OP_SETITEMS: status = extend_marked(m, DCP__P_DICT, "SETITEMS", err); break;
+        case OP_SETITEMS:
+            if (is_state_in_passing(m, p)) {
+                status = build_in_passing(m, err);
+                p++;
+            } else {
+                status = extend_marked(m, DCP__P_DICT, "SETITEMS", err);
+            }
+            break;
         case OP_SETITEM: status = extend_by(m, 2, DCP__P_DICT, "SETITEM", err); break;
         case OP_EMPTY_LIST: status = push_node(m, dcp__plist_alloc(m, DCP__P_LIST), err); break;
         case OP_APPENDS: status = extend_marked(m, DCP__P_LIST, "APPENDS", err); break;
@@ -695,8 +831,8 @@ dcp_status dcp__pmachine_run(dcp__pmachine *m, const uint8_t *p, dcp__pv *root, 
         case OP_FRAME: p += 8; break;
         case OP_STOP: *end = m->position + 1; return op_stop(m, root, err);
         default:
-            p--;
-            status = run_rare(m, &p, err);
+            status = run_rare(m, &moved, err);
+            p = moved;
             break;
         }
         if (status != DCP_OK) {

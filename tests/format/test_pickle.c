@@ -515,14 +515,16 @@ typedef struct counter {
     int n_built, n_restarts;
 } counter;
 
-/* Replaces what is built by a number, and gives its state back. */
-static dcp_status replace_built(void *user, dcp__pmachine *m, dcp__pv object, dcp__pv state, dcp__pv *out, dcp_error *err)
+/* Replaces what is built by a number. */
+static dcp_status replace_built(void *user, dcp__pmachine *m, dcp__pv object, const dcp__pstate *state, dcp__pv *out,
+                                dcp_error *err)
 {
+    (void)m;
+    (void)state;
     (void)err;
     counter *c = user;
     if (!dcp__pv_is_shared(object)) {
         *out = dcp__pv_of_client((uint64_t)c->n_built);
-        dcp__pmachine_recycle(m, state);
     }
     c->n_built++;
     return DCP_OK;
@@ -581,12 +583,12 @@ static void hooks__fetching_what_was_given_back_reads_again(void **state)
     dcp__pickle_reset(&p);
 }
 
-static dcp_status reduce_to_ints(void *user, dcp__pmachine *m, dcp__pv callable, dcp__pv args, dcp__pv *out, dcp_error *err)
+static dcp_status reduce_to_ints(void *user, dcp__pmachine *m, dcp__pv callable, const dcp__pv *args, size_t n, dcp__pv *out,
+                                 dcp_error *err)
 {
     (void)user;
     (void)callable;
-    size_t n;
-    return dcp__pmachine_ints(m, dcp__pv_items(args, &n)[0], out, err);
+    return n == 1 ? dcp__pmachine_ints(m, args[0], out, err) : DCP_OK;
 }
 
 static void hooks__ints(void **state)
@@ -607,6 +609,144 @@ static void hooks__ints(void **state)
     dcp__source bad = dcp__source_memory("\x80\x04NK\x01N\x86\x85R.", 10);
     assert_int_equal(dcp__pickle_read(dcp__context(NULL), &bad, 0, &hooks, &p, &err), DCP_FORMAT);
     assert_int_equal(err.offset, 8);
+}
+
+/* ---- opcodes that are taken together ---- */
+
+/* The kinds of hooks: none, such that leave all to the machine, such that take everything. */
+static dcp_status decline_reduce(void *user, dcp__pmachine *m, dcp__pv callable, const dcp__pv *args, size_t n, dcp__pv *out,
+                                 dcp_error *err)
+{
+    (void)user, (void)m, (void)callable, (void)args, (void)n, (void)out, (void)err;
+    return DCP_OK;
+}
+static dcp_status take_reduce(void *user, dcp__pmachine *m, dcp__pv callable, const dcp__pv *args, size_t n, dcp__pv *out,
+                              dcp_error *err)
+{
+    (void)user, (void)m, (void)callable, (void)err;
+    *out = n ? args[0] : DCP__PV_NONE;
+    return DCP_OK;
+}
+static dcp_status decline_build(void *user, dcp__pmachine *m, dcp__pv object, const dcp__pstate *state, dcp__pv *out,
+                                dcp_error *err)
+{
+    (void)user, (void)m, (void)object, (void)state, (void)out, (void)err;
+    return DCP_OK;
+}
+/* The last value of the state takes the object's place. */
+static dcp_status take_build(void *user, dcp__pmachine *m, dcp__pv object, const dcp__pstate *state, dcp__pv *out, dcp_error *err)
+{
+    (void)user, (void)m, (void)err;
+    if (!dcp__pv_is_shared(object) && state->n) {
+        *out = state->pairs[state->n - 1];
+    }
+    return DCP_OK;
+}
+static const dcp__pickle_hooks all_hooks[] = {
+    {NULL, NULL, NULL, NULL, NULL},
+    {.reduce = decline_reduce, .build = decline_build},
+    {.reduce = take_reduce, .build = take_build},
+};
+
+/* Whether two graphs are equal. Where objects begin and end is a matter of the stream. */
+static void assert_same(dcp__pv a, dcp__pv b)
+{
+    size_t n_a, n_b;
+    assert_int_equal(dcp__pv_kind(a), dcp__pv_kind(b));
+    if (!dcp__pv_is_node(a)) {
+        assert_int_equal(a, b);
+        return;
+    }
+    const dcp__pobject *o = dcp__pv_object(a), *p = dcp__pv_object(b);
+    if (o) {
+        const dcp__pv parts[][2] = {{o->callable, p->callable}, {o->args, p->args},   {o->kwargs, p->kwargs},
+                                    {o->state, p->state},       {o->items, p->items}, {o->pairs, p->pairs}};
+        assert_int_equal(o->form, p->form);
+        for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+            assert_int_equal(parts[i][0] != 0, parts[i][1] != 0);
+            if (parts[i][0]) {
+                assert_same(parts[i][0], parts[i][1]);
+            }
+        }
+        return;
+    }
+    assert_int_equal(dcp__pv_text(a).len, dcp__pv_text(b).len);
+    const dcp__pv *x = dcp__pv_items(a, &n_a), *y = dcp__pv_items(b, &n_b);
+    assert_int_equal(n_a, n_b);
+    for (size_t i = 0; i < n_a; i++) {
+        assert_same(x[i], y[i]);
+    }
+}
+
+/* Both streams mean the same for every kind of hooks, from memory and through a sliding window. */
+static void means_the_same(const char *a, size_t n_a, const char *b, size_t n_b)
+{
+    for (size_t i = 0; i < sizeof all_hooks / sizeof all_hooks[0]; i++) {
+        for (int copied = 0; copied < 2; copied++) {
+            dcp__pickle p, q;
+            dcp__source one = copied ? copying_source(a, n_a) : dcp__source_memory(a, n_a);
+            dcp__source other = copied ? copying_source(b, n_b) : dcp__source_memory(b, n_b);
+            assert_int_equal(dcp__pickle_read(dcp__context(NULL), &one, 0, &all_hooks[i], &p, NULL), DCP_OK);
+            assert_int_equal(dcp__pickle_read(dcp__context(NULL), &other, 0, &all_hooks[i], &q, NULL), DCP_OK);
+            assert_same(p.root, q.root);
+            dcp__pickle_reset(&p);
+            dcp__pickle_reset(&q);
+        }
+    }
+}
+#define MEANS_THE_SAME(a, b) means_the_same(a, sizeof(a) - 1, b, sizeof(b) - 1)
+
+#define GLOBAL "\x8c\x01m\x8c\x01n\x93"
+
+/* "N0" pushes None and takes it off again: it changes nothing but that opcodes are not neighbours. */
+static void neighbours__mean_what_each_means_alone(void **state)
+{
+    (void)state;
+    /* torch.Size((1, 2)), with and without entries in the memo that are fetched afterwards */
+    MEANS_THE_SAME("\x80\x04" GLOBAL "K\x01K\x02\x86\x94\x85\x94R\x94.",
+                   "\x80\x04" GLOBAL "K\x01K\x02\x86\x94\x85N0\x94N0R\x94.");
+    MEANS_THE_SAME("\x80\x04(" GLOBAL "K\x01K\x02\x86\x94\x85\x94R\x94h\x00h\x01h\x02t.",
+                   "\x80\x04(" GLOBAL "K\x01K\x02\x86\x94\x85N0\x94N0R\x94h\x00h\x01h\x02t.");
+    MEANS_THE_SAME("\x80\x04(" GLOBAL "K\x01\x85\x94R\x94h\x01t.", "\x80\x04(" GLOBAL "K\x01\x85N0\x94R\x94h\x01t.");
+    /* an object with a state; also one that is fetched, whose state is fetched, that is shared, that is empty */
+    MEANS_THE_SAME("\x80\x04" GLOBAL ")\x81\x94}\x94(K\x01K\x02K\x03K\x04ub.",
+                   "\x80\x04" GLOBAL ")N0\x81\x94}\x94(K\x01K\x02K\x03K\x04uN0b.");
+    MEANS_THE_SAME("\x80\x04(" GLOBAL ")\x81\x94}\x94(K\x01K\x02ubh\x00h\x01h\x00t.",
+                   "\x80\x04(" GLOBAL ")N0\x81\x94}\x94(K\x01K\x02uN0bh\x00h\x01h\x00t.");
+    MEANS_THE_SAME("\x80\x04(" GLOBAL ")\x81\x94}\x94\x30h\x01(K\x01K\x02ubh\x01t.",
+                   "\x80\x04(" GLOBAL ")N0\x81\x94}\x94\x30h\x01(K\x01K\x02uN0bh\x01t.");
+    MEANS_THE_SAME("\x80\x04" GLOBAL ")\x81}(ub.", "\x80\x04" GLOBAL ")\x81}(uN0b.");
+    MEANS_THE_SAME("\x80\x04" GLOBAL ")\x81}(K\x01K\x02u(K\x03K\x04ub.",
+                   "\x80\x04" GLOBAL ")\x81}(K\x01K\x02uN0(K\x03K\x04uN0b.");
+    /* the pairs of an object, and its state */
+    MEANS_THE_SAME("\x80\x04" GLOBAL ")\x81(K\x01K\x02u}(K\x03K\x04ub.",
+                   "\x80\x04" GLOBAL ")\x81(K\x01K\x02uN0}(K\x03K\x04uN0b.");
+}
+
+static void refuse_hooked(const char *bytes, size_t n, uint64_t offset)
+{
+    for (size_t i = 0; i < sizeof all_hooks / sizeof all_hooks[0]; i++) {
+        dcp__pickle p;
+        dcp_error err = DCP_ERROR_INIT;
+        dcp__source src = dcp__source_memory(bytes, n);
+        assert_int_equal(dcp__pickle_read(dcp__context(NULL), &src, 0, &all_hooks[i], &p, &err), DCP_FORMAT);
+        assert_int_equal(err.offset, offset);
+    }
+}
+#define REFUSE_HOOKED(literal, offset) refuse_hooked(literal, sizeof(literal) - 1, offset)
+
+static void neighbours__errors_name_the_opcode_at_fault(void **state)
+{
+    (void)state;
+    REFUSE_HOOKED("\x80\x04)\x81.", 3);                   /* NEWOBJ without a class */
+    REFUSE_HOOKED("\x80\x04(" GLOBAL ")\x81", 12);        /* cut behind NEWOBJ */
+    REFUSE_HOOKED("\x80\x04}(K\x01ub.", 6);               /* a key without a value */
+    REFUSE_HOOKED("\x80\x04}(K\x01K\x02ub.", 9);          /* BUILD without an object */
+    REFUSE_HOOKED("\x80\x04N(}(K\x01K\x02ub.", 11);       /* the object lies below a mark */
+    REFUSE_HOOKED("\x80\x04(K\x01K\x02ub.", 7);           /* pairs without a dict */
+    REFUSE_HOOKED("\x80\x04K\x01\x85\x94R.", 6);          /* REDUCE without a callable */
+    REFUSE_HOOKED("\x80\x04N(K\x01\x85\x94R.", 8);        /* the callable lies below a mark */
+    REFUSE_HOOKED("\x80\x04" GLOBAL "K\x01\x85\x94", 13); /* cut before REDUCE */
 }
 
 /* ---- all at once ---- */
@@ -704,6 +844,8 @@ int main(void)
         cmocka_unit_test(hooks__replaced_objects_are_replaced_in_the_memo),
         cmocka_unit_test(hooks__fetching_what_was_given_back_reads_again),
         cmocka_unit_test(hooks__ints),
+        cmocka_unit_test(neighbours__mean_what_each_means_alone),
+        cmocka_unit_test(neighbours__errors_name_the_opcode_at_fault),
         cmocka_unit_test(out_of_memory__anywhere),
         cmocka_unit_test(truncated_anywhere__fails),
         cmocka_unit_test(mutations__never_crash),
