@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "engine/engine.h"
+#include "state/containers.h"
 #include "state/value.h"
 
 /* The archive is kept open through its source, which reads from the one data file. */
@@ -92,7 +93,7 @@ static dcp_status add_root(dcp_checkpoint *ck, dcp_str name, dcp_error *err)
         dcp_leaf leaf = {.fqn = {"", 0}, .value = root};
         return add_entries(ck, name, &leaf, 1, err);
     }
-    dcp_status status = dcp_flatten(ck->ctx, root, DCP_FLATTEN_2_4, &ck->flat, err);
+    dcp_status status = dcp__flatten_any(ck->ctx, root, DCP_FLATTEN_2_4, &ck->flat, err);
     if (status != DCP_OK) {
         return status;
     }

@@ -18,6 +18,11 @@ typedef struct dcp__container {
     size_t before; /* leaves of the tree that come before it; SIZE_MAX: not known */
 } dcp__container;
 
+/* dcp_flatten for trees that are there already, and cannot be told to choose other keys: of leaves with one name the first in
+ * order keeps it, the others get the first of name#2, name#3, ... that is no leaf's name by the rule, and stand under it at the
+ * root. */
+dcp_status dcp__flatten_any(dcp_context *ctx, dcp_value *root, dcp_flatten_rule rule, dcp_flat **out, dcp_error *err);
+
 /* Those that dcp_flatten came across, outer ones first. Owned by flat. */
 const dcp__container *dcp__flat_containers(const dcp_flat *flat, size_t *n);
 

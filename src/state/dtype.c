@@ -29,7 +29,7 @@ static const struct {
     [DCP_UINT32] = {"uint32", 4, 206},
     [DCP_UINT64] = {"uint64", 8, 206},
     [DCP_FLOAT8_E8M0FNU] = {"float8_e8m0fnu", 1, 207},
-    [DCP_FLOAT4_E2M1FN_X2] = {"float4_e2m1fn_x2", 1, 208},
+    [DCP_FLOAT4_E2M1FN_X2] = {"float4_e2m1fn_x2", 1, 210},
     [DCP_BCOMPLEX32] = {"bcomplex32", 4, 214},
 };
 

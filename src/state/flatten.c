@@ -30,6 +30,11 @@ struct dcp_flat {
     dcp__strmap by_name;
 };
 
+/* A leaf with the name of an earlier one. */
+typedef struct homonym {
+    size_t leaf, first;
+} homonym;
+
 typedef struct flattener {
     dcp_flat *flat;
     dcp_flatten_rule rule;
@@ -39,6 +44,9 @@ typedef struct flattener {
     verdict *verdicts; /* open addressing */
     size_t n_verdicts, n_slots;
     uint64_t visits_left;
+    bool renames; /* leaves whose name is taken get another one at the end */
+    homonym *homonyms;
+    size_t n_homonyms, cap_homonyms;
     dcp_error *err;
 } flattener;
 
@@ -147,6 +155,67 @@ static path_text print_path(const dcp_key *path, size_t n)
     return out;
 }
 
+/* The leaf that comes next has the name of the one with number `first`. */
+static dcp_status meet_name(flattener *f, size_t first, const dcp_leaf *next)
+{
+    const dcp_leaf *other = &f->flat->leaves[first];
+    if (!f->renames) {
+        return dcp__fail(f->err, DCP_MISMATCH, "paths %s and %s have one name: %s", print_path(other->path, other->path_len).text,
+                         print_path(next->path, next->path_len).text, dcp__print(next->fqn).text);
+    }
+    void *homonyms = f->homonyms;
+    bool ok = dcp__grow(f->flat->ctx, &homonyms, &f->cap_homonyms, f->n_homonyms + 1, sizeof *f->homonyms);
+    f->homonyms = homonyms;
+    if (!ok) {
+        return dcp__nomem(f->err);
+    }
+    f->homonyms[f->n_homonyms++] = (homonym){f->flat->n, first};
+    return DCP_OK;
+}
+
+/* Gives a leaf the name with a number behind it, the first from *number on that nobody has, and the path of a key of the root
+ * that is this name: PyTorch cannot hold a tree in which two paths have one name. */
+static dcp_status rename_leaf(flattener *f, size_t i, uint32_t *number)
+{
+    dcp_leaf *leaf = &f->flat->leaves[i];
+    dcp_str name = leaf->fqn;
+    uint64_t existing;
+    do {
+        char text[16];
+        f->name.len = 0;
+        dcp__buf_put(&f->name, name.ptr, name.len);
+        dcp__buf_put(&f->name, text, (size_t)snprintf(text, sizeof text, "#%u", (*number)++));
+        if (f->name.failed) {
+            return dcp__nomem(f->err);
+        }
+    } while (dcp__strmap_get(&f->flat->by_name, (dcp_str){(const char *)f->name.data, f->name.len}, &existing));
+    dcp_str fqn = dcp__arena_str(&f->flat->arena, (dcp_str){(const char *)f->name.data, f->name.len});
+    dcp_key *path = dcp__arena_alloc(&f->flat->arena, sizeof *path);
+    if (!fqn.ptr || !path) {
+        return dcp__arena_fail(&f->flat->arena, f->err);
+    }
+    *path = (dcp_key){.string = fqn};
+    *leaf = (dcp_leaf){fqn, path, 1, leaf->value};
+    return dcp__strmap_add(&f->flat->by_name, fqn, i, NULL, f->err);
+}
+
+/* After the walk, so that nobody's own name is taken for another. */
+static dcp_status rename_homonyms(flattener *f)
+{
+    if (!f->n_homonyms) {
+        return DCP_OK;
+    }
+    uint32_t *next = dcp__calloc(f->flat->ctx, f->flat->n, sizeof *next); /* number for the next leaf with this one's name */
+    dcp_status status = next ? DCP_OK : dcp__nomem(f->err);
+    for (size_t i = 0; status == DCP_OK && i < f->n_homonyms; i++) {
+        uint32_t *number = &next[f->homonyms[i].first];
+        *number += *number ? 0 : 2;
+        status = rename_leaf(f, f->homonyms[i].leaf, number);
+    }
+    dcp__free(f->flat->ctx, next);
+    return status;
+}
+
 static dcp_status add_leaf(flattener *f, dcp_value *v)
 {
     dcp_flat *flat = f->flat;
@@ -167,13 +236,12 @@ static dcp_status add_leaf(flattener *f, dcp_value *v)
     if (status != DCP_OK) {
         return status;
     }
-    if (existing != UINT64_MAX) {
-        const dcp_leaf *other = &flat->leaves[existing];
-        return dcp__fail(f->err, DCP_MISMATCH, "paths %s and %s have one name: %s", print_path(other->path, other->path_len).text,
-                         print_path(path, f->path_len).text, dcp__print(fqn).text);
+    dcp_leaf leaf = {fqn, path, f->path_len, v};
+    status = existing == UINT64_MAX ? DCP_OK : meet_name(f, (size_t)existing, &leaf);
+    if (status == DCP_OK) {
+        flat->leaves[flat->n++] = leaf;
     }
-    flat->leaves[flat->n++] = (dcp_leaf){fqn, path, f->path_len, v};
-    return DCP_OK;
+    return status;
 }
 
 /* Notes what the leaves will not tell of the current path. */
@@ -320,7 +388,7 @@ static dcp_flat *new_flat(dcp_context *ctx)
     return flat;
 }
 
-dcp_status dcp_flatten(dcp_context *ctx, dcp_value *root, dcp_flatten_rule rule, dcp_flat **out, dcp_error *err)
+static dcp_status flatten(dcp_context *ctx, dcp_value *root, dcp_flatten_rule rule, bool renames, dcp_flat **out, dcp_error *err)
 {
     if (!dcp__is_mapping(root) || (rule != DCP_FLATTEN_2_4 && rule != DCP_FLATTEN_2_1)) {
         return dcp__fail(err, DCP_ARG,
@@ -331,10 +399,13 @@ dcp_status dcp_flatten(dcp_context *ctx, dcp_value *root, dcp_flatten_rule rule,
     if (!flat) {
         return dcp__nomem(err);
     }
-    flattener f = {.flat = flat, .rule = rule, .visits_left = ctx->limits.max_parse_bytes / VISIT_BYTES, .err = err};
+    flattener f = {
+        .flat = flat, .rule = rule, .visits_left = ctx->limits.max_parse_bytes / VISIT_BYTES, .renames = renames, .err = err};
     dcp__buf_init(&f.name, ctx);
     dcp_status status = visit_elements(&f, root, 0);
+    status = status == DCP_OK ? rename_homonyms(&f) : status;
     dcp__buf_reset(&f.name);
+    dcp__free(ctx, f.homonyms);
     dcp__free(ctx, f.path);
     dcp__free(ctx, f.verdicts);
     if (status != DCP_OK) {
@@ -343,6 +414,16 @@ dcp_status dcp_flatten(dcp_context *ctx, dcp_value *root, dcp_flatten_rule rule,
     }
     *out = flat;
     return DCP_OK;
+}
+
+dcp_status dcp_flatten(dcp_context *ctx, dcp_value *root, dcp_flatten_rule rule, dcp_flat **out, dcp_error *err)
+{
+    return flatten(ctx, root, rule, false, out, err);
+}
+
+dcp_status dcp__flatten_any(dcp_context *ctx, dcp_value *root, dcp_flatten_rule rule, dcp_flat **out, dcp_error *err)
+{
+    return flatten(ctx, root, rule, true, out, err);
 }
 
 void dcp_flat_free(dcp_flat *flat)

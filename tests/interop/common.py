@@ -78,6 +78,17 @@ def zeros(size, dtype):
     return tensor
 
 
+def load(state, path):
+    """As one process. The functions have had these names since 2.2."""
+    function = getattr(dcp, "load", None) or dcp.load_state_dict
+    function(state, storage_reader=dcp.FileSystemReader(str(path)), no_dist=True)
+
+
+def save(state, path, **options):
+    function = getattr(dcp, "save", None) or dcp.save_state_dict
+    function(state, storage_writer=dcp.FileSystemWriter(str(path), **options), no_dist=True)
+
+
 def torch_load(path):
     """Everything in a checkpoint, by name: loaded by PyTorch into tensors of zeros."""
     metadata = dcp.FileSystemReader(str(path)).read_metadata()
@@ -86,7 +97,7 @@ def torch_load(path):
         for name, item in metadata.state_dict_metadata.items()
     }
     if state:  # PyTorch has no plan for nothing
-        dcp.load(state, storage_reader=dcp.FileSystemReader(str(path)), no_dist=True)
+        load(state, path)
     return state
 
 

@@ -27,8 +27,9 @@ def fill(dtype, n, seed):
 
 def dtypes():
     # What exists is not always what can be loaded: the library knows, and leaves the others out.
-    since = {"uint16": (2, 6), "uint32": (2, 6), "uint64": (2, 6), "float8_e8m0fnu": (2, 7), "float4_e2m1fn_x2": (2, 8),
-             "bcomplex32": (2, 14)}
+    since = {"float8_e4m3fn": (2, 2), "float8_e5m2": (2, 2), "float8_e4m3fnuz": (2, 3), "float8_e5m2fnuz": (2, 3),
+             "complex32": (2, 3), "uint16": (2, 6), "uint32": (2, 6), "uint64": (2, 6), "float8_e8m0fnu": (2, 7),
+             "float4_e2m1fn_x2": (2, 10), "bcomplex32": (2, 14)}
     known = [name for name in DTYPES if RELEASE >= since.get(name, (2, 1))]
     return {name: fill(getattr(torch, name), 15, DTYPES.index(name) + 1).reshape(3, 5) for name in known}
 

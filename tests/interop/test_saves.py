@@ -6,9 +6,8 @@ import tempfile
 import unittest
 
 import torch
-import torch.distributed.checkpoint as dcp
 
-from common import digests, has_zstd, main, run, tool_copy, tool_hash, torch_load, TOOL
+from common import RELEASE, digests, has_zstd, load, main, run, save, tool_copy, tool_hash, torch_load, TOOL
 from test_library import flat, state
 
 Pair = collections.namedtuple("Pair", "left right")
@@ -31,7 +30,7 @@ class Saves(unittest.TestCase):
         self.path = pathlib.Path(directory.name) / "saved"
 
     def check(self, **options):
-        dcp.save(content(), storage_writer=dcp.FileSystemWriter(str(self.path), **options), no_dist=True)
+        save(content(), self.path, **options)
         expected = digests(content())
         self.assertEqual(tool_hash(self.path), expected)
         run(TOOL, "verify", "--quiet", self.path)
@@ -56,7 +55,7 @@ class Saves(unittest.TestCase):
 
     def test_over_an_old_one(self):
         old = {"only.old": torch.ones(3), "shapes.tied": torch.zeros(1)}
-        dcp.save(old, storage_writer=dcp.FileSystemWriter(str(self.path), single_file_per_rank=False), no_dist=True)
+        save(old, self.path, single_file_per_rank=False)
         self.check()
 
     def test_torch_save(self):
@@ -66,13 +65,30 @@ class Saves(unittest.TestCase):
         torch.save(state(), whole, _use_new_zipfile_serialization=False)
         self.assertEqual(tool_hash(whole), digests(flat()))
 
+    def test_names_that_collide(self):
+        """Of a torch.save file, whose keys nobody can choose any more. The copy has them all, and PyTorch can do with it what it does."""
+        whole = self.path.parent / "whole.pt"
+        saved = {"a.b": torch.arange(3), "a": {"b": torch.ones(2), "c": 1}, "a.b#2": 7}
+        torch.save(saved, whole)
+        names = {"a.b": saved["a.b"], "a.b#3": saved["a"]["b"], "a.c": 1, "a.b#2": 7}
+        self.assertEqual(tool_hash(whole), digests(names))
+        copied = self.path.parent / "copied"
+        tool_copy(whole, copied)
+        self.assertEqual(digests(torch_load(copied)), digests(names))
+        if RELEASE >= (2, 3):
+            from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+            back = self.path.parent / "back.pt"
+            dcp_to_torch_save(str(copied), str(back))
+            self.assertEqual(tool_hash(back), digests(names))
+
     def test_tensors_inside_instances_of_unknown_classes(self):
         saved = {"pair": Pair(torch.arange(3.0), {"deep": Pair(1, torch.ones(2, 2))}), "layer": (torch.nn.Linear(2, 1),)}
-        dcp.save(saved, storage_writer=dcp.FileSystemWriter(str(self.path)), no_dist=True)
+        save(saved, self.path)
         copied = self.path.parent / "copied"
         tool_copy(self.path, copied)
         loaded = {"pair": None, "layer": None}
-        dcp.load(loaded, checkpoint_id=str(copied), no_dist=True)
+        load(loaded, copied)
         self.assertTrue(torch.equal(loaded["pair"].left, saved["pair"].left))
         self.assertTrue(torch.equal(loaded["pair"].right["deep"].right, torch.ones(2, 2)))
         self.assertTrue(torch.equal(loaded["layer"][0].weight, saved["layer"][0].weight))

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "state/containers.h"
 #include "state/value.h"
 #include "support/failing_alloc.h"
 
@@ -470,6 +471,70 @@ static void flatten__many_keys(void **state)
     dcp_value_free(root);
 }
 
+/* Names by the rule stay; later leaves of one name are numbered, past names that are somebody's own. */
+static void flatten_any__leaves_of_one_name_are_numbered(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *tree, *names[6];
+    } cases[] = {
+        {"{a.b:1,a:{b:2}}", {"a.b", "a.b#2"}},
+        {"{a:{b:1},a.b:2,a.b#2:3}", {"a.b", "a.b#3", "a.b#2"}},
+        {"{a.b.c:1,a:{b.c:2,b:{c:3}},a.b:{c:4}}", {"a.b.c", "a.b.c#2", "a.b.c#3", "a.b.c#4"}},
+        {"{a.b:1,c.d:t,a:{b:2},c:{d:3}}", {"a.b", "c.d", "a.b#2", "c.d#2"}},
+        {"{1:5,#1:6}", {"1", "1#2"}},
+        {"{a#2:1,a:2}", {"a#2", "a"}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const char *text = cases[i].tree;
+        dcp_value *root = parse(NULL, &text), *rebuilt;
+        dcp_flat *flat;
+        assert_int_equal(dcp__flatten_any(NULL, root, DCP_FLATTEN_2_4, &flat, NULL), DCP_OK);
+        size_t n = 0;
+        for (; n < 6 && cases[i].names[n]; n++) {
+            size_t found = SIZE_MAX;
+            assert_string_equal(dcp_flat_leaf(flat, n)->fqn.ptr, cases[i].names[n]);
+            assert_true(dcp_flat_find(flat, dcp_str_of(cases[i].names[n]), &found));
+            assert_int_equal(found, n);
+        }
+        assert_int_equal(dcp_flat_count(flat), n);
+        /* what has another name stands at the root: no two paths have one name any more */
+        dcp_flat *again;
+        assert_int_equal(dcp_unflatten(NULL, dcp_flat_leaf(flat, 0), n, &rebuilt, NULL), DCP_OK);
+        assert_int_equal(dcp_flatten(NULL, rebuilt, DCP_FLATTEN_2_4, &again, NULL), DCP_OK);
+        assert_int_equal(dcp_flat_count(again), n);
+        for (size_t k = 0; k < n; k++) {
+            size_t found = SIZE_MAX;
+            assert_true(dcp_flat_find(again, dcp_str_of(cases[i].names[k]), &found));
+            assert_ptr_equal(dcp_flat_leaf(again, found)->value, dcp_flat_leaf(flat, k)->value);
+        }
+        dcp_flat_free(again);
+        dcp_value_free(rebuilt);
+        dcp_flat_free(flat);
+        dcp_value_free(root);
+    }
+}
+
+static dcp_status flatten_homonyms(dcp_context *ctx, void *user, dcp_error *err)
+{
+    (void)user;
+    const char *text = "{a.b:1,a:{b:2}}";
+    dcp_value *root = parse(NULL, &text);
+    dcp_flat *flat;
+    dcp_status status = dcp__flatten_any(ctx, root, DCP_FLATTEN_2_4, &flat, err);
+    if (status == DCP_OK) {
+        dcp_flat_free(flat);
+    }
+    dcp_value_free(root);
+    return status;
+}
+
+static void flatten_any__out_of_memory(void **state)
+{
+    (void)state;
+    assert_true(failing_alloc_walk(flatten_homonyms, NULL) > 3);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -486,6 +551,8 @@ int main(void)
         cmocka_unit_test(unflatten__a_container_value_is_not_built_into),
         cmocka_unit_test(unflatten__hostile_indices_are_limits),
         cmocka_unit_test(flatten__out_of_memory_leaks_nothing),
+        cmocka_unit_test(flatten_any__leaves_of_one_name_are_numbered),
+        cmocka_unit_test(flatten_any__out_of_memory),
         cmocka_unit_test(flatten__many_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -66,7 +66,7 @@ static void dtype__table_has_published_sizes_and_releases(void **state)
         {"uint32", 4, 206},
         {"uint64", 8, 206},
         {"float8_e8m0fnu", 1, 207},
-        {"float4_e2m1fn_x2", 1, 208},
+        {"float4_e2m1fn_x2", 1, 210}, /* known since 2.8, which cannot copy it */
         {"bcomplex32", 4, 214},
     };
     size_t n = sizeof published / sizeof published[0];
