@@ -30,7 +30,7 @@ int cmd_demo(int argc, char **argv);
 /* ---- options that every command takes (options.c) ---- */
 
 typedef struct options {
-    bool json, quiet, allow_outside, check_crc;
+    bool json, quiet, allow_outside, shard_gaps, check_crc;
     int threads;           /* 0: the library's choice */
     uint64_t memory_bytes; /* 0: the library's choice */
     const char *path;      /* first argument: checkpoint or directory */

@@ -121,7 +121,8 @@ static void print_head(const facts *f)
     if (info->world > 0) {
         printf("%-15s %d\n", "ranks", info->world);
     }
-    printf("%-15s %zu (%zu tensors, %zu objects)\n", "items", info->n_items, info->n_tensors, info->n_objects);
+    printf("%-15s %zu (%zu tensor%s, %zu object%s)\n", "items", info->n_items, info->n_tensors, plural(info->n_tensors),
+           info->n_objects, plural(info->n_objects));
     printf("%-15s %zu\n", "chunks", info->n_chunks);
     printf("%-15s %s\n", "tensor bytes", escape_size(info->tensor_bytes, size));
     printf("%-15s %s\n", "metadata bytes", escape_size(info->metadata_bytes, size));

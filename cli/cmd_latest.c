@@ -101,6 +101,7 @@ static int find_latest(const options *opts)
     char *name;
     int status = EXIT_PROBLEM;
     open_opts.allow_outside = opts->allow_outside;
+    open_opts.allow_shard_gaps = opts->shard_gaps;
     if (dcp_latest(opts->ctx, opts->path, &open_opts, note_skipped, &skipped, &name, &err) != DCP_OK) {
         complain_error(&err);
         goto out;

@@ -124,7 +124,7 @@ static bool fill_files(table_row *row, const listing *l, const dcp_item *item, d
         table_cell(row, COLUMN_FILES, name);
         free(name);
     } else {
-        table_cell_printf(row, COLUMN_FILES, "%zu files", n);
+        table_cell_printf(row, COLUMN_FILES, "%zu file%s", n, plural(n));
     }
     free(files);
     return true;
@@ -225,8 +225,9 @@ static bool print_table(const listing *l, bool is_tree, dcp_error *err)
     }
     char size[ESCAPE_SIZE_BYTES];
     table_print(t);
-    printf("%zu items: %zu tensors of %s, %zu objects\n", l->n, l->n_tensors, escape_size(l->tensor_bytes, size),
-           l->n - l->n_tensors);
+    size_t n_objects = l->n - l->n_tensors;
+    printf("%zu item%s: %zu tensor%s of %s, %zu object%s\n", l->n, plural(l->n), l->n_tensors, plural(l->n_tensors),
+           escape_size(l->tensor_bytes, size), n_objects, plural(n_objects));
     return true;
 }
 

@@ -126,10 +126,11 @@ static void end_json(json_writer *w, const dcp_verify_report *report)
 static void print_summary(const dcp_verify_report *report)
 {
     char size[ESCAPE_SIZE_BYTES];
-    fprintf(stderr, "%s: %zu defects in %zu records of %zu files, %s read", report->n_defects ? "BAD" : "good", report->n_defects,
-            report->n_records, report->n_files, escape_size(report->bytes, size));
+    fprintf(stderr, "%s: %zu defect%s in %zu record%s of %zu file%s, %s read", report->n_defects ? "BAD" : "good",
+            report->n_defects, plural(report->n_defects), report->n_records, plural(report->n_records), report->n_files,
+            plural(report->n_files), escape_size(report->bytes, size));
     if (report->n_unchecked) {
-        fprintf(stderr, ", %zu records without a checksum", report->n_unchecked);
+        fprintf(stderr, ", %zu record%s without a checksum", report->n_unchecked, plural(report->n_unchecked));
     }
     fputs(report->has_digests ? ", digests compared\n" : "\n", stderr);
 }
@@ -145,10 +146,10 @@ static int end(sink *s, const options *opts, const dcp_verify_report *report)
     return report->n_defects ? EXIT_PROBLEM : EXIT_GOOD;
 }
 
-/* An error that is a defect of the checkpoint, not of the machine. */
+/* An error that is a defect of the checkpoint, not of the machine. What is not there may be all of it, one rank or one shard. */
 static bool is_defect(dcp_status code)
 {
-    return code == DCP_FORMAT || code == DCP_CHECKSUM || code == DCP_LIMIT || code == DCP_UNSUPPORTED;
+    return code == DCP_NOT_FOUND || code == DCP_FORMAT || code == DCP_CHECKSUM || code == DCP_LIMIT || code == DCP_UNSUPPORTED;
 }
 
 /* A checkpoint too broken to be opened has one defect that can be told. */

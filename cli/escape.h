@@ -29,4 +29,10 @@ const char *escape_size(uint64_t bytes, char buf[ESCAPE_SIZE_BYTES]);
 /* "[3, 5]"; freed with free. */
 char *escape_shape(int ndim, const int64_t *extents);
 
+/* What a noun of which there are n ends in: "s" unless n is 1. */
+static inline const char *plural(uint64_t n)
+{
+    return n == 1 ? "" : "s";
+}
+
 #endif

@@ -134,9 +134,10 @@ const dcp_item *item_list_find(const dcp_checkpoint *ck, const char *name, int r
     if (found.n_ranks && rank < 0) {
         complain("%zu ranks have their own '%s': choose one with --rank", found.n_ranks, name);
     } else if (found.n_ranks) {
-        complain("rank %d has no '%s'; %zu other ranks have", rank, name, found.n_ranks);
+        complain("rank %d has no '%s'; %zu other rank%s", rank, name, found.n_ranks, found.n_ranks == 1 ? " has" : "s have");
     } else if (found.n_below) {
-        complain("no item is named '%s'; %zu names start with '%s.'", name, found.n_below, name);
+        complain("no item is named '%s'; %zu name%s with '%s.'", name, found.n_below, found.n_below == 1 ? " starts" : "s start",
+                 name);
     } else {
         complain("no item is named '%s'", name);
     }

@@ -4,12 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { KEY_JSON = 'j', KEY_QUIET = 'q', KEY_ALLOW_OUTSIDE = 0x100, KEY_MEMORY, KEY_THREADS };
+enum { KEY_JSON = 'j', KEY_QUIET = 'q', KEY_ALLOW_OUTSIDE = 0x100, KEY_SHARD_GAPS, KEY_MEMORY, KEY_THREADS };
 
 static const struct argp_option options_list[] = {
     {"json", KEY_JSON, NULL, 0, "Print JSON", 10},
     {"quiet", KEY_QUIET, NULL, 0, "Only errors on standard error", 10},
     {"allow-outside", KEY_ALLOW_OUTSIDE, NULL, 0, "Follow names and links that lead out of the checkpoint", 10},
+    {"shard-gaps", KEY_SHARD_GAPS, NULL, 0, "Read Hugging Face shards of which numbers are missing", 10},
     {"memory", KEY_MEMORY, "SIZE", 0, "For buffers, such as 64MiB (default 192MiB)", 10},
     {"threads", KEY_THREADS, "N", 0, "That read and hash (default: one a CPU, at most 8)", 10},
     {0},
@@ -60,6 +61,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_JSON: opts->json = true; return 0;
     case KEY_QUIET: opts->quiet = true; return 0;
     case KEY_ALLOW_OUTSIDE: opts->allow_outside = true; return 0;
+    case KEY_SHARD_GAPS: opts->shard_gaps = true; return 0;
     case KEY_MEMORY: opts->memory_bytes = options_size(state, arg); return 0;
     case KEY_THREADS: opts->threads = (int)options_number(state, "--threads", arg, 1, 1024); return 0;
     default: return ARGP_ERR_UNKNOWN;
@@ -123,6 +125,7 @@ dcp_checkpoint *options_try_open(options *opts, dcp_error *err)
     dcp_open_opts open_opts = DCP_OPEN_OPTS_INIT;
     dcp_checkpoint *ck = NULL;
     open_opts.allow_outside = opts->allow_outside;
+    open_opts.allow_shard_gaps = opts->shard_gaps;
     open_opts.check_crc = opts->check_crc;
     open_opts.only = dcp_str_of(opts->only);
     if (create_context(opts, err) == DCP_OK) {

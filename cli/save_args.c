@@ -144,9 +144,9 @@ static void print_json(const dcp_save_report *r)
 static void print_summary(const char *verb, const dcp_save_report *r)
 {
     char size[ESCAPE_SIZE_BYTES];
-    fprintf(stderr, "%s: %zu chunks and objects in %zu records of %zu file%s, %s in %.1f s; PyTorch %d.%d and newer load it\n",
-            verb, r->n_items, r->n_records, r->n_files, r->n_files == 1 ? "" : "s", escape_size(r->bytes, size), seconds(r),
-            r->target_release / 100, r->target_release % 100);
+    fprintf(stderr, "%s: %zu item%s in %zu record%s of %zu file%s, %s in %.1f s; PyTorch %d.%d and newer load it\n", verb,
+            r->n_items, plural(r->n_items), r->n_records, plural(r->n_records), r->n_files, plural(r->n_files),
+            escape_size(r->bytes, size), seconds(r), r->target_release / 100, r->target_release % 100);
     if (r->degraded & DCP_DEGRADED_SYNC) {
         complain("the file system cannot make files durable");
     }
@@ -183,6 +183,7 @@ bool save_args_start(save_args *args)
     }
     progress_start(&args->progress, args->opts.quiet);
     args->open.allow_outside = args->opts.allow_outside;
+    args->open.allow_shard_gaps = args->opts.shard_gaps;
     args->save.progress = on_progress;
     args->save.user = &args->progress;
     return true;

@@ -84,7 +84,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         }
     }
     dcp__metadata *m;
-    if (dcp__hf_metadata(dcp__context(NULL), files, n, index, &m, NULL) == DCP_OK) {
+    if (dcp__hf_metadata(dcp__context(NULL), files, n, index, n % 2, &m, NULL) == DCP_OK) {
         check(m);
         dcp__metadata_free(m);
     }

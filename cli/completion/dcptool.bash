@@ -3,7 +3,7 @@
 # Options of a command, those that every command takes included.
 _dcptool_options() {
     local save="--force --files= --file-per-item --align --transform= --target= --no-sync"
-    local common="--json --quiet --allow-outside --memory= --threads= --help --usage --version"
+    local common="--json --quiet --allow-outside --shard-gaps --memory= --threads= --help --usage --version"
     case $1 in
     ls) echo "$common --tree" ;;
     cat) echo "$common --format= --as-bits --rank=" ;;

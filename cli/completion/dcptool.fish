@@ -14,6 +14,7 @@ complete -c dcptool -n $start -f -a demo -d 'save, reload and check a made-up tr
 complete -c dcptool -s j -l json -d 'print JSON'
 complete -c dcptool -s q -l quiet -d 'no progress, warnings or summary'
 complete -c dcptool -l allow-outside -d 'follow names that lead out of the checkpoint'
+complete -c dcptool -l shard-gaps -d 'read shards of which numbers are missing'
 complete -c dcptool -l memory -x -d 'memory for buffers'
 complete -c dcptool -l threads -x -d 'threads that read and hash'
 complete -c dcptool -l help -d 'help with an example'

@@ -41,16 +41,18 @@ DCP_API const char *dcp_layout_name(dcp_layout layout);
 
 typedef struct dcp_open_opts {
     size_t struct_size;
-    dcp_storage *storage; /* where path is a name in it ("" its root); NULL: the local file system. Borrowed. */
-    int rank;             /* rank-local checkpoints: see this rank's metadata alone; -1: join all ranks */
-    bool allow_outside;   /* follow "..", absolute names and links that lead out of the directory, as PyTorch does */
-    bool check_crc;       /* check the CRC-32 of every record that is read whole */
-    dcp_str only;         /* the one item that is wanted: others may be missing, which saves time and memory where there are very
-                             many; ptr NULL: all */
+    dcp_storage *storage;  /* where path is a name in it ("" its root); NULL: the local file system. Borrowed. */
+    int rank;              /* rank-local checkpoints: see this rank's metadata alone; -1: join all ranks */
+    bool allow_outside;    /* follow "..", absolute names and links that lead out of the directory, as PyTorch does */
+    bool check_crc;        /* check the CRC-32 of every record that is read whole */
+    dcp_str only;          /* the one item that is wanted: others may be missing, which saves time and memory where there are very
+                              many; ptr NULL: all */
+    bool allow_shard_gaps; /* Hugging Face shards: numbers may be missing, since a rank of PyTorch's that has nothing to save
+                              writes no file; a lost file then only shows where it leaves a gap in a tensor */
 } dcp_open_opts;
 
 /* clang-format off */
-#define DCP_OPEN_OPTS_INIT {sizeof(dcp_open_opts), NULL, -1, false, false, {NULL, 0}}
+#define DCP_OPEN_OPTS_INIT {sizeof(dcp_open_opts), NULL, -1, false, false, {NULL, 0}, false}
 /* clang-format on */
 
 /* Opens a checkpoint and reads its metadata, no payload. path is a directory or a file. opts may be NULL.

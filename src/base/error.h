@@ -20,4 +20,10 @@ typedef struct dcp__printable {
 } dcp__printable;
 dcp__printable dcp__print(dcp_str s);
 
+/* What a noun of which there are n ends in: "s" unless n is 1. */
+static inline const char *dcp__plural(uint64_t n)
+{
+    return n == 1 ? "" : "s";
+}
+
 #endif

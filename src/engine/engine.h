@@ -38,7 +38,7 @@ struct dcp_checkpoint {
     char *dir;  /* name of the checkpoint's directory in the storage; "" is the root */
     char *path; /* as the caller gave it, for messages */
     dcp_layout layout;
-    bool allow_outside, check_crc;
+    bool allow_outside, check_crc, allow_shard_gaps;
     bool is_recovered; /* .metadata is in pieces, meta is from .metadata.tmp */
     dcp__metadata *meta;
     uint64_t metadata_bytes;

@@ -72,7 +72,8 @@ static dcp_status check_same_save(const dcp_checkpoint *ck, dcp_error *err)
                          first->world);
     }
     if (first->present && first->world > 0 && (size_t)first->world != ck->n_parts) {
-        return dcp__fail(err, DCP_NOT_FOUND, "__%zu.metadata is missing: the save had %d ranks", ck->n_parts, first->world);
+        return dcp__fail(err, DCP_NOT_FOUND, "__%zu.metadata is missing: the save had %d rank%s", ck->n_parts, first->world,
+                         dcp__plural((uint64_t)first->world));
     }
     return DCP_OK;
 }

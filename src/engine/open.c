@@ -132,10 +132,11 @@ static dcp_status explain(const listing *l, dcp_error *err)
     }
     if (l->n_torch) {
         return dcp__fail(err, DCP_NOT_FOUND,
-                         "no distributed checkpoint: %zu torch.save files (.pt, .pth, .bin), to be opened one by one",
-                         l->n_torch);
+                         "no distributed checkpoint: %zu torch.save file%s (.pt, .pth, .bin), to be opened one by one",
+                         l->n_torch, dcp__plural(l->n_torch));
     }
-    return dcp__fail(err, DCP_NOT_FOUND, "no checkpoint: none of the %zu entries is one of its files", l->n_entries);
+    return dcp__fail(err, DCP_NOT_FOUND, "no checkpoint: none of the files here (%zu entr%s) belongs to one", l->n_entries,
+                     l->n_entries == 1 ? "y" : "ies");
 }
 
 /* ---- a DCP directory ---- */
@@ -386,6 +387,7 @@ dcp_status dcp_checkpoint_open(dcp_context *ctx, const char *path, const dcp_ope
     ck->ctx = ctx;
     ck->allow_outside = o.allow_outside;
     ck->check_crc = o.check_crc;
+    ck->allow_shard_gaps = o.allow_shard_gaps;
     pthread_mutex_init(&ck->lock, NULL);
     status = open_into(ck, path, &o, err);
     if (status != DCP_OK) {

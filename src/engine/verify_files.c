@@ -22,8 +22,8 @@ static dcp_status fail_file(dcp__verify *v, uint32_t file, const dcp_error *faul
     size_t first = v->ranges->first[file], end = v->ranges->first[file + 1];
     dcp__verify_record r = {.first = first, .end = end};
     if (fault->code == DCP_NOT_FOUND) {
-        dcp__verify_defect(v, file, dcp__verify_fqn(v, &r), DCP_NOT_FOUND, DCP_NO_OFFSET, "the file with %zu records is missing",
-                           end - first);
+        dcp__verify_defect(v, file, dcp__verify_fqn(v, &r), DCP_NOT_FOUND, DCP_NO_OFFSET, "the file with %zu record%s is missing",
+                           end - first, dcp__plural(end - first));
         return DCP_OK;
     }
     return dcp__verify_note(v, file, dcp__verify_fqn(v, &r), DCP_NO_OFFSET, fault, err);

@@ -87,8 +87,8 @@ static void report_gap(const tiling_set *t, const dcp__tiling *f)
     char at[160];
     put_numbers(at, 0, sizeof at, t->e->item.ndim, f->at);
     dcp__verify_defect(t->v, -1, t->e->item.fqn, DCP_FORMAT, DCP_NO_OFFSET,
-                       "%lld elements are in none of its %zu chunks, the first at %s", (long long)f->missing, t->e->item.n_chunks,
-                       at);
+                       "%lld element%s in none of its %zu chunk%s, the first at %s", (long long)f->missing,
+                       f->missing == 1 ? " is" : "s are", t->e->item.n_chunks, dcp__plural(t->e->item.n_chunks), at);
 }
 
 /* Each faulty chunk is reported and left out, until the rest is sound. What is missing only because of an overlap that was taken

@@ -100,6 +100,7 @@ typedef struct builder {
     dcp_context *ctx;
     const dcp__hf_file *files;
     size_t n;
+    bool allow_gaps;        /* between numbers of shards */
     dcp__strmap file_index; /* name -> file */
     size_t *first_file;     /* [entry]: where it was met first */
     dcp__metadata *m;
@@ -108,8 +109,10 @@ typedef struct builder {
 static dcp_status missing_file(const numbered *like, uint32_t rank, uint32_t part, dcp_error *err)
 {
     if (rank) {
-        return dcp__fail(err, DCP_NOT_FOUND, "shard %u is missing: no file shard-%05u-%s-*-of-%05u.safetensors", rank, rank,
-                         dcp__print(like->stem).text, like->parts);
+        return dcp__fail(err, DCP_NOT_FOUND,
+                         "shard %u is missing: no file shard-%05u-%s-*-of-%05u.safetensors (PyTorch writes none for a rank "
+                         "without items: if that is the reason, open with allow_shard_gaps, dcptool --shard-gaps)",
+                         rank, rank, dcp__print(like->stem).text, like->parts);
     }
     return dcp__fail(err, DCP_NOT_FOUND, "part %u of %u is missing: no file %s-%05u-of-%05u.safetensors", part, like->parts,
                      dcp__print(like->stem).text, part, like->parts);
@@ -128,11 +131,11 @@ static dcp_status check_parts(const numbered *group, size_t n, dcp_error *err)
 }
 
 /* Shards of ranks 1 to `world`, or to the largest there is if world is 0; each may have several parts. */
-static dcp_status check_shards(const numbered *group, size_t n, uint32_t world, dcp_error *err)
+static dcp_status check_shards(const numbered *group, size_t n, uint32_t world, bool allow_gaps, dcp_error *err)
 {
     uint32_t last = 0;
     for (size_t i = 0; i < n; i++) {
-        if (group[i].rank > last + 1) {
+        if (group[i].rank > last + 1 && !allow_gaps) {
             return missing_file(group, last + 1, 0, err);
         }
         last = group[i].rank;
@@ -140,7 +143,7 @@ static dcp_status check_shards(const numbered *group, size_t n, uint32_t world, 
     if (world && last > world) {
         return dcp__fail(err, DCP_FORMAT, "shard %u of a save by %u ranks", last, world);
     }
-    return last < world ? missing_file(group, last + 1, 0, err) : DCP_OK;
+    return last < world && !allow_gaps ? missing_file(group, last + 1, 0, err) : DCP_OK;
 }
 
 static bool same_group(const numbered *a, const numbered *b)
@@ -148,7 +151,7 @@ static bool same_group(const numbered *a, const numbered *b)
     return (a->rank > 0) == (b->rank > 0) && a->parts == b->parts && compare_names(a->stem, b->stem) == 0;
 }
 
-static dcp_status check_groups(const numbered *names, size_t n, bool has_index, uint32_t world, dcp_error *err)
+static dcp_status check_groups(const builder *b, const numbered *names, size_t n, bool has_index, uint32_t world, dcp_error *err)
 {
     const numbered *shards = NULL;
     for (size_t start = 0, end; start < n; start = end) {
@@ -161,7 +164,7 @@ static dcp_status check_groups(const numbered *names, size_t n, bool has_index, 
                                dcp__print(shards->stem).text, shards->parts, dcp__print(group->stem).text, group->parts);
         } else if (group->rank) {
             shards = group;
-            status = check_shards(group, end - start, world, err);
+            status = check_shards(group, end - start, world, b->allow_gaps, err);
         } else if (!has_index) {
             status = check_parts(group, end - start, err);
         }
@@ -199,7 +202,7 @@ static dcp_status check_sequence(builder *b, bool has_index, dcp_error *err)
             n += parse_name(b->files[i].name, &names[n]);
         }
         qsort(names, n, sizeof *names, by_number);
-        status = check_groups(names, n, has_index, world, err);
+        status = check_groups(b, names, n, has_index, world, err);
         b->m->own.world = world ? (int)world : n > 0 ? (int)names[n - 1].rank : 0; /* shards sort last */
     }
     dcp__free(b->ctx, names);
@@ -526,10 +529,10 @@ static dcp_status build(builder *b, dcp_error *err)
 }
 
 /* index NULL: one file on its own. */
-static dcp_status make(dcp_context *ctx, const dcp__hf_file *files, size_t n, const dcp_str *index, dcp__metadata **out,
-                       dcp_error *err)
+static dcp_status make(dcp_context *ctx, const dcp__hf_file *files, size_t n, const dcp_str *index, bool allow_gaps,
+                       dcp__metadata **out, dcp_error *err)
 {
-    builder b = {.ctx = ctx, .files = files, .n = n};
+    builder b = {.ctx = ctx, .files = files, .n = n, .allow_gaps = allow_gaps};
     dcp_status status = dcp__metadata_create(ctx, &b.m, err);
     if (status != DCP_OK) {
         return status;
@@ -547,13 +550,13 @@ static dcp_status make(dcp_context *ctx, const dcp__hf_file *files, size_t n, co
     return DCP_OK;
 }
 
-dcp_status dcp__hf_metadata(dcp_context *ctx, const dcp__hf_file *files, size_t n, dcp_str index, dcp__metadata **out,
-                            dcp_error *err)
+dcp_status dcp__hf_metadata(dcp_context *ctx, const dcp__hf_file *files, size_t n, dcp_str index, bool allow_gaps,
+                            dcp__metadata **out, dcp_error *err)
 {
-    return make(ctx, files, n, &index, out, err);
+    return make(ctx, files, n, &index, allow_gaps, out, err);
 }
 
 dcp_status dcp__safetensors_metadata(dcp_context *ctx, const dcp__hf_file *file, dcp__metadata **out, dcp_error *err)
 {
-    return make(ctx, file, 1, NULL, out, err);
+    return make(ctx, file, 1, NULL, false, out, err);
 }

@@ -15,14 +15,14 @@ typedef struct dcp__hf_file {
 } dcp__hf_file;
 
 /* index is the text of DCP__HF_INDEX, ptr NULL if there is none. Checks that the files form a whole sequence
- * (shards R from 1 without a gap, up to the number of ranks where our own key states it; parts X from 1 to Y, unless an index
- * names the files), that the index agrees with the files, and computes global shapes: our own key where present, else the largest
- * offset + extent. Tensors become entries with DCP__FORM_RAW chunks, in the order of the files and of their data; own.world is
- * the number of ranks as far as keys or names tell. Headers and names may be freed afterwards. Whether chunks cover a tensor is
- * left to the verification and to reading. Errors: FORMAT (files contradict each other or the index), NOT_FOUND (a file that the
- * index names, a missing shard or part, numbered), LIMIT, NOMEM. */
-dcp_status dcp__hf_metadata(dcp_context *ctx, const dcp__hf_file *files, size_t n, dcp_str index, dcp__metadata **out,
-                            dcp_error *err);
+ * (shards R from 1 without a gap, unless allow_gaps, up to the number of ranks where our own key states it; parts X from 1 to Y,
+ * unless an index names the files), that the index agrees with the files, and computes global shapes: our own key where present,
+ * else the largest offset + extent. Tensors become entries with DCP__FORM_RAW chunks, in the order of the files and of their
+ * data; own.world is the number of ranks as far as keys or names tell. Headers and names may be freed afterwards. Whether chunks
+ * cover a tensor is left to the verification and to reading. Errors: FORMAT (files contradict each other or the index), NOT_FOUND
+ * (a file that the index names, a missing shard or part, numbered), LIMIT, NOMEM. */
+dcp_status dcp__hf_metadata(dcp_context *ctx, const dcp__hf_file *files, size_t n, dcp_str index, bool allow_gaps,
+                            dcp__metadata **out, dcp_error *err);
 /* The same for one file on its own, whatever sequence its name may belong to. */
 dcp_status dcp__safetensors_metadata(dcp_context *ctx, const dcp__hf_file *file, dcp__metadata **out, dcp_error *err);
 

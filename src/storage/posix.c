@@ -108,6 +108,17 @@ static dcp_status open_failed(int root, const char *name, unsigned flags, dcp_er
     if (code == ENXIO && fstatat(root, name, &st, 0) == 0 && !S_ISREG(st.st_mode)) {
         return refuse_type(st.st_mode, name, err);
     }
+    if (code == EXDEV && (flags & DCP_OPEN_BENEATH)) {
+        dcp_status status =
+            dcp__fail(err, DCP_IO,
+                      "open %s: a symbolic link on the way is absolute or leads out of the directory, which is only "
+                      "followed on request (allow_outside, dcptool --allow-outside)",
+                      dcp__print(dcp_str_of(name)).text);
+        if (err) {
+            err->sys_errno = EXDEV;
+        }
+        return status;
+    }
     if (code == EINVAL && (flags & DCP_OPEN_DIRECT)) {
         if (flags & DCP_OPEN_EXCLUSIVE) {
             unlinkat(root, name, 0); /* Linux makes the file first and refuses then; nobody else's can be there */

@@ -159,6 +159,79 @@ static void verify__metadata_that_cannot_be_read_is_a_defect(void **state)
     tool_remove_dir(dir);
 }
 
+/* One rank or shard that is not there keeps the rest from being opened; that too is a report. */
+static void verify__a_missing_rank_or_shard_is_a_defect(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *which, *command, *names;
+    } cases[] = {
+        {"2.13.0/rank_local/ckpt", "rm __0.metadata", "__0.metadata"},
+        {"2.15.0/hf_sharded/ckpt", "rm shard-00002-*", "shard-00002"},
+        {"2.13.0/hf/ckpt", "rm *-00001-of-*.safetensors", "-00001-of-"},
+        {"2.13.0/sharded/ckpt", "rm .metadata", "no checkpoint"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char command[512];
+        char *dir = copy_of(cases[i].which);
+        snprintf(command, sizeof command, "cd %s && %s", dir, cases[i].command);
+        assert_int_equal(system(command), 0);
+        json_t *report = bad_report("", dir), *defects = json_object_get(report, "defects");
+        assert_int_equal(json_array_size(defects), 1);
+        assert_string_equal(text(json_array_get(defects, 0), "code"), "NOT_FOUND");
+        if (!strstr(text(json_array_get(defects, 0), "message"), cases[i].names)) {
+            fail_msg("%s: %s", cases[i].which, text(json_array_get(defects, 0), "message"));
+        }
+        json_decref(report);
+        tool_run r = tool("verify %s", dir);
+        assert_int_equal(r.status, 1);
+        assert_non_null(strstr(r.out, cases[i].names));
+        assert_non_null(strstr(r.err, "BAD: 1 defect in "));
+        tool_free(&r);
+        tool_remove_dir(dir);
+    }
+}
+
+/* PyTorch writes no shard for a rank that has nothing to save. */
+static void verify__shard_gaps_are_passed_over_on_request(void **state)
+{
+    (void)state;
+    char *dir = tool_make_dir();
+    const char *header = "{\"__metadata__\":{\"DCP_SHARDING_INFO\":\"{\\\"t\\\":{\\\"saved_offsets\\\":[%d]}}\"},"
+                         "\"t\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}";
+    char first[300], second[300];
+    snprintf(first, sizeof first, header, 0);
+    snprintf(second, sizeof second, header, 4);
+    tool_write_safetensors(dir, "shard-00001-model-00001-of-00001.safetensors", first, 4);
+    tool_write_safetensors(dir, "shard-00004-model-00001-of-00001.safetensors", second, 4);
+    json_decref(bad_report("", dir));
+    tool_fails(1, "ls %s", dir);
+    json_t *report = tool_json("verify --json --shard-gaps %s", dir);
+    assert_true(json_is_true(json_object_get(report, "ok")));
+    json_decref(report);
+    tool_run r = tool("cat --shard-gaps %s t -f raw", dir);
+    assert_int_equal(r.out_len, 8);
+    assert_memory_equal(r.out, "\0\1\2\3\0\1\2\3", 8);
+    tool_free(&r);
+    tool_remove_dir(dir);
+}
+
+/* The words of the summary follow their numbers. */
+static void verify__one_is_not_plural(void **state)
+{
+    (void)state;
+    char *dir = tool_make_dir();
+    tool_write_safetensors(dir, "one.safetensors", "{\"t\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4);
+    tool_run r = tool("verify %s/one.safetensors", dir);
+    assert_int_equal(r.status, 0);
+    assert_non_null(strstr(r.err, "good: 0 defects in 1 record of 1 file, "));
+    tool_free(&r);
+    r = tool("ls %s/one.safetensors", dir);
+    assert_non_null(strstr(r.out, "1 item: 1 tensor of 4 B, 0 objects\n"));
+    tool_free(&r);
+    tool_remove_dir(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -166,6 +239,9 @@ int main(void)
         cmocka_unit_test(verify__a_flipped_bit_names_file_item_and_place),
         cmocka_unit_test(verify__a_missing_and_a_short_file_are_found_without_reading),
         cmocka_unit_test(verify__metadata_that_cannot_be_read_is_a_defect),
+        cmocka_unit_test(verify__a_missing_rank_or_shard_is_a_defect),
+        cmocka_unit_test(verify__shard_gaps_are_passed_over_on_request),
+        cmocka_unit_test(verify__one_is_not_plural),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

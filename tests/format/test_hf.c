@@ -29,6 +29,7 @@ typedef struct directory {
     dcp__hf_file files[MAX_FILES];
     size_t n;
     st_file index; /* bytes NULL: none */
+    bool allow_gaps;
 } directory;
 
 static void add_file(directory *d, const char *name, st_file data)
@@ -95,7 +96,7 @@ static dcp__metadata *read_directory(const directory *d)
 {
     dcp__metadata *m;
     dcp_error err = DCP_ERROR_INIT;
-    if (dcp__hf_metadata(ctx, d->files, d->n, index_text(d), &m, &err) != DCP_OK) {
+    if (dcp__hf_metadata(ctx, d->files, d->n, index_text(d), d->allow_gaps, &m, &err) != DCP_OK) {
         fail_msg("%s: %s", dcp_status_name(err.code), err.message);
     }
     return m;
@@ -105,7 +106,7 @@ static dcp_error directory_fails(const directory *d)
 {
     dcp__metadata *m;
     dcp_error err = DCP_ERROR_INIT;
-    dcp_status status = dcp__hf_metadata(ctx, d->files, d->n, index_text(d), &m, &err);
+    dcp_status status = dcp__hf_metadata(ctx, d->files, d->n, index_text(d), d->allow_gaps, &m, &err);
     assert_int_not_equal(status, DCP_OK);
     assert_int_equal(status, err.code);
     return err;
@@ -282,6 +283,32 @@ static st_file own_shard(int64_t offset, int64_t extent, int64_t global, int wor
     memcpy(f.bytes, out.data, out.len);
     dcp__buf_reset(&out);
     return f;
+}
+
+/* A rank of PyTorch's without items writes no file. What is lost otherwise shows as a gap where the tensor has one. */
+static void hf__gaps_between_shards_may_be_allowed(void **state)
+{
+    (void)state;
+    directory d = {0};
+    add_file(&d, "shard-00002-model-00001-of-00001.safetensors", one_tensor("U8", 4, 0, -1));
+    add_file(&d, "shard-00005-model-00001-of-00001.safetensors", one_tensor("U8", 4, 4, -1));
+    assert_int_equal(directory_fails(&d).code, DCP_NOT_FOUND);
+    d.allow_gaps = true;
+    dcp__metadata *m = read_directory(&d);
+    assert_int_equal(m->entries[0].item.extents[0], 8);
+    assert_int_equal(m->entries[0].item.n_chunks, 2);
+    assert_int_equal(m->own.world, 5);
+    dcp__metadata_free(m);
+    free_directory(&d);
+    d = (directory){.allow_gaps = true};
+    add_file(&d, "shard-00001-model-00001-of-00001.safetensors", own_shard(0, 4, 8, 4));
+    add_file(&d, "shard-00003-model-00001-of-00001.safetensors", own_shard(4, 4, 8, 4));
+    m = read_directory(&d);
+    assert_int_equal(m->own.world, 4);
+    dcp__metadata_free(m);
+    add_file(&d, "shard-00005-model-00001-of-00001.safetensors", own_shard(4, 4, 8, 4));
+    assert_int_equal(directory_fails(&d).code, DCP_FORMAT); /* of a save by four */
+    free_directory(&d);
 }
 
 static void hf__our_last_shard_is_missed(void **state)
@@ -462,7 +489,7 @@ static dcp_status with_index(const char *index)
     add_file(&d, "model-00003-of-00003.safetensors", empty_file());
     dcp__metadata *m;
     dcp_error err = DCP_ERROR_INIT;
-    dcp_status status = dcp__hf_metadata(ctx, d.files, d.n, dcp_str_of(index), &m, &err);
+    dcp_status status = dcp__hf_metadata(ctx, d.files, d.n, dcp_str_of(index), false, &m, &err);
     assert_int_equal(status, err.code);
     if (status == DCP_OK) {
         assert_int_equal(m->n_entries, 1);
@@ -495,7 +522,7 @@ static dcp_status read_once(dcp_context *with, void *user, dcp_error *err)
 {
     const directory *d = user;
     dcp__metadata *m;
-    dcp_status status = dcp__hf_metadata(with, d->files, d->n, index_text(d), &m, err);
+    dcp_status status = dcp__hf_metadata(with, d->files, d->n, index_text(d), false, &m, err);
     if (status == DCP_OK) {
         dcp__metadata_free(m);
     }
@@ -541,6 +568,7 @@ int main(void)
         cmocka_unit_test(hf__golden_directories_read_as_expected),
         cmocka_unit_test(hf__ranks_are_counted),
         cmocka_unit_test(hf__a_gap_between_shards_names_the_missing_one),
+        cmocka_unit_test(hf__gaps_between_shards_may_be_allowed),
         cmocka_unit_test(hf__pytorchs_last_shard_is_not_missed),
         cmocka_unit_test(hf__our_last_shard_is_missed),
         cmocka_unit_test(hf__a_stated_global_shape_keeps_the_tail),

@@ -159,6 +159,29 @@ static void beneath__links_that_lead_out_are_refused(void **state)
     }
 }
 
+/* The error of the operating system alone, "invalid cross-device link", would tell nobody what to do. */
+static void open__a_link_that_leads_out_says_what_to_do(void **state)
+{
+    fixture *x = *state;
+    char absolute[400];
+    snprintf(absolute, sizeof absolute, "%s/f", x->root);
+    link_to(x, "../outside.txt", "out");
+    link_to(x, absolute, "absolute");
+    const char *const names[] = {"out", "absolute"};
+    for (size_t i = 0; i < 2; i++) {
+        dcp_file *f;
+        dcp_error err = DCP_ERROR_INIT;
+        assert_int_equal(x->st->ops->open(x->st, names[i], DCP_OPEN_READ | DCP_OPEN_BENEATH, &f, &err), DCP_IO);
+        assert_int_equal(err.sys_errno, EXDEV);
+        assert_non_null(strstr(err.message, names[i]));
+        assert_non_null(strstr(err.message, "symbolic link"));
+        assert_non_null(strstr(err.message, "allow_outside"));
+    }
+    dcp_file *f;
+    assert_int_equal(x->st->ops->open(x->st, "absolute", DCP_OPEN_READ, &f, NULL), DCP_OK);
+    x->st->ops->close(f, NULL);
+}
+
 static void beneath__loops_end(void **state)
 {
     const fixture *x = *state;
@@ -444,6 +467,7 @@ int main(void)
         TEST(beneath__names_that_lead_out_are_refused),
         TEST(beneath__links_inside_are_followed),
         TEST(beneath__links_that_lead_out_are_refused),
+        TEST(open__a_link_that_leads_out_says_what_to_do),
         TEST(beneath__loops_end),
         TEST(beneath__long_names_are_refused),
         TEST(beneath__new_files_are_made),
