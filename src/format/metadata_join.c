@@ -199,16 +199,37 @@ static dcp_status start(join *j, dcp_error *err)
     return DCP_OK;
 }
 
+/* Of whatever class it is: a key that has a name is known by it. */
+static dcp_status refuse_key(dcp__pv key, uint64_t at, dcp_error *err)
+{
+    dcp__pv fields[DCP__MFIELD_COUNT] = {0};
+    const dcp__pobject *o = dcp__pv_object(key);
+    size_t n;
+    bool has_fields = o && dcp__mfields_read(o->state, fields, DCP__MFIELD_COUNT, &n);
+    dcp__pv name = has_fields ? fields[DCP__MFIELD_FQN] : 0;
+    dcp_status status = dcp__mrefuse(at, "a key of storage_data", key, err);
+    return name && dcp__pv_is_str(name) ? dcp__prefix(err, status, "item \"%s\": ", dcp__print(dcp__pv_text(name)).text) : status;
+}
+
+static dcp_status refuse_value(const dcp__mbuild *b, uint64_t key, dcp__pv value, uint64_t at, dcp_error *err)
+{
+    dcp_status status = dcp__mrefuse(at, "a value of storage_data", value, err);
+    if (key == DCP__MROW_UNWANTED) {
+        return status;
+    }
+    return dcp__prefix(err, status, "item \"%s\": ", dcp__print(b->names.texts[b->indexes[key].name]).text);
+}
+
 static dcp_status place_all(join *j, const dcp__pv *items, size_t n, uint64_t at, dcp_error *err)
 {
     size_t n_placed = 0;
     for (size_t i = 0; i < n; i += 2) {
         uint64_t key, value;
         if (dcp__mrow_of(items[i], &key) != DCP__MROW_INDEX) {
-            return dcp__mrefuse(at, "a key of storage_data", items[i], err);
+            return refuse_key(items[i], at, err);
         }
         if (dcp__mrow_of(items[i + 1], &value) != DCP__MROW_INFO) {
-            return dcp__mrefuse(at, "a value of storage_data", items[i + 1], err);
+            return refuse_value(j->b, key, items[i + 1], at, err);
         }
         if (key == DCP__MROW_UNWANTED) {
             continue;

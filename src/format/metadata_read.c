@@ -62,7 +62,7 @@ static dcp_status fill_tensor(dcp__mbuild *b, dcp__mtensor *t, uint64_t at, dcp_
     uint32_t ndim = t->size->node.count;
     if (!dcp__elems((int)ndim, t->size->values, &elems) ||
         !dcp__mul_u64((uint64_t)elems, dcp_dtype_bytes(t->props.dtype), &e->item.bytes)) {
-        return dcp__fail_at(err, DCP_FORMAT, at, "metadata: tensor %s has more bytes than 64 bits can count",
+        return dcp__fail_at(err, DCP_FORMAT, at, "item \"%s\": metadata: a tensor of more bytes than 64 bits can count",
                             dcp__print(e->item.fqn).text);
     }
     if (t->is_used) { /* one object under two names: their records differ */
@@ -98,7 +98,7 @@ static dcp_status fill_entry(dcp__mbuild *b, dcp_str fqn, dcp__pv value, uint64_
     }
     if (dcp__mclass_of_instance(value) != DCP__MCLASS_OBJECT) {
         dcp_status status = dcp__mrefuse(at, "an item", value, err);
-        return dcp__prefix(err, status, "item %s: ", dcp__print(fqn).text);
+        return dcp__prefix(err, status, "item \"%s\": ", dcp__print(fqn).text);
     }
     e->item.kind = DCP_ITEM_OBJECT;
     e->item.n_chunks = 1;
@@ -247,7 +247,7 @@ static dcp_status read_paths(dcp__mbuild *b, dcp__pv dict, uint64_t at, dcp_erro
         dcp_item *item = &b->md->entries[entry].item;
         dcp_status status = dcp__mpath(b, items[i + 1], at, &item->path, &item->path_len, err);
         if (status != DCP_OK) {
-            return status;
+            return dcp__prefix(err, status, "item \"%s\": ", dcp__print(item->fqn).text);
         }
     }
     return default_paths(b, err);

@@ -256,7 +256,7 @@ static dcp_status find_chunk(dcp__mbuild *b, dcp__pmachine *m, dcp__pv v, const 
 /* The chunks of a list as a run of rows: they mostly are one already, else copies are appended. */
 static dcp_status take_chunks(dcp__mbuild *b, dcp__pmachine *m, dcp__pv list, dcp__mtensor *t, dcp_error *err)
 {
-    size_t n, row, first = 0;
+    size_t n, row = 0, first = 0;
     const dcp__pv *items = dcp__pv_items(list, &n);
     bool is_run = true;
     dcp_status status = dcp__mspend(b, n, dcp__pmachine_position(m), err);
@@ -382,7 +382,7 @@ static dcp_status build_index(dcp__mbuild *b, dcp__pmachine *m, dcp__pv *fields,
     if (offset && offset != DCP__PV_NONE) {
         dcp_status status = take_shape(m, offset, "offset of an index", &made.offset, err);
         if (status != DCP_OK) {
-            return status;
+            return dcp__prefix(err, status, "item \"%s\": ", dcp__print(dcp__pv_text(fqn)).text);
         }
     }
     dcp_status status = number_of(b, m, &b->names, DCP__MSTR_NAME_SHIFT, fqn, &made.name, err);
@@ -621,6 +621,38 @@ static bool on_pair(void *user, dcp__pv key, dcp__pv value)
     return !is_dropped || !dcp__pv_is_str(key) || dcp__mis_wanted(b, dcp__pv_text(key));
 }
 
+/* The item that a value on the stack tells to be at work: of a tensor that is not complete the key stands below it, and of a
+ * record the index that is its key. False if the value tells nothing. */
+static bool name_at(const dcp__mbuild *b, const dcp__pmachine *m, size_t n, dcp_str *out)
+{
+    dcp__pv v = dcp__pmachine_stacked(m, n), below = dcp__pmachine_stacked(m, n + 1);
+    uint64_t index;
+    if (!v) {
+        return false;
+    }
+    if (dcp__mclass_of_instance(v) == DCP__MCLASS_TENSOR && below && dcp__pv_is_str(below)) {
+        *out = dcp__pv_text(below);
+        return true;
+    }
+    if (dcp__mclass_of_instance(v) == DCP__MCLASS_INFO && below && dcp__mrow_of(below, &index) == DCP__MROW_INDEX &&
+        index != DCP__MROW_UNWANTED) {
+        *out = b->names.texts[b->indexes[index].name];
+        return true;
+    }
+    return false;
+}
+
+static void on_failed(void *user, const dcp__pmachine *m, dcp_error *err)
+{
+    dcp_str name;
+    for (size_t n = 0; err && dcp__pmachine_stacked(m, n); n++) {
+        if (name_at(user, m, n, &name)) {
+            dcp__prefix(err, err->code, "item \"%s\": ", dcp__print(name).text);
+            return;
+        }
+    }
+}
+
 dcp__pickle_hooks dcp__mhooks(dcp__mbuild *b)
 {
     return (dcp__pickle_hooks){
@@ -628,6 +660,7 @@ dcp__pickle_hooks dcp__mhooks(dcp__mbuild *b)
         .reduce = on_reduce,
         .build = on_build,
         .keeps = b->only ? on_pair : NULL,
+        .failed = on_failed,
         .restart = on_restart,
     };
 }

@@ -17,6 +17,11 @@ dcp__pv dcp__pmachine_below(const dcp__pmachine *m, size_t n)
     return n < m->top - m->floor ? m->stack[m->top - 1 - n] : 0;
 }
 
+dcp__pv dcp__pmachine_stacked(const dcp__pmachine *m, size_t n)
+{
+    return n < m->top ? m->stack[m->top - 1 - n] : 0;
+}
+
 dcp_status dcp__pmachine_restart(dcp__pmachine *m, dcp_error *err)
 {
     m->must_restart = true;
@@ -34,6 +39,9 @@ static dcp_status run(dcp__pmachine *m, const dcp__source *src, uint64_t offset,
     status = dcp__pwindow_seek(&m->window, offset, &p, err);
     if (status == DCP_OK) {
         status = dcp__pmachine_run(m, p, &out->root, &out->end, err);
+    }
+    if (status != DCP_OK && !m->must_restart && m->hooks->failed) {
+        m->hooks->failed(m->hooks->user, m, err);
     }
     out->protocol = m->protocol;
     dcp__pwindow_close(&m->window);
@@ -65,7 +73,7 @@ static dcp_status read_once(dcp_context *ctx, const dcp__source *src, uint64_t o
 dcp_status dcp__pickle_read(dcp_context *ctx, const dcp__source *src, uint64_t offset, const dcp__pickle_hooks *hooks,
                             dcp__pickle *out, dcp_error *err)
 {
-    static const dcp__pickle_hooks none = {NULL, NULL, NULL, NULL, NULL};
+    static const dcp__pickle_hooks none = {.user = NULL};
     dcp__pickle made = {.root = 0};
     bool again;
     if (offset > src->size) {

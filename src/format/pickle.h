@@ -215,6 +215,8 @@ typedef struct dcp__pickle_hooks {
     dcp_status (*build)(void *user, dcp__pmachine *m, dcp__pv object, const dcp__pstate *state, dcp__pv *out, dcp_error *err);
     /* Whether a dict or object need keep a pair that is set in it; asked of those of which one half is a hook's value. */
     bool (*keeps)(void *user, dcp__pv key, dcp__pv value);
+    /* The reading failed: a chance to say in front of the message where, from what is on the stack. */
+    void (*failed)(void *user, const dcp__pmachine *m, dcp_error *err);
     /* The stream is read from its start again; nothing will be given back this time. What hooks made is void. */
     void (*restart)(void *user);
 } dcp__pickle_hooks;
@@ -224,6 +226,8 @@ uint64_t dcp__pmachine_position(const dcp__pmachine *m); /* of the opcode at wor
 dcp__arena *dcp__pmachine_arena(dcp__pmachine *m);
 /* The value that is n below the topmost of those that the opcode at work takes, 0 if there is none: only good for guesses. */
 dcp__pv dcp__pmachine_below(const dcp__pmachine *m, size_t n);
+/* The value that is n below the topmost of the stack, whatever marks lie between, 0 if there is none: only good for messages. */
+dcp__pv dcp__pmachine_stacked(const dcp__pmachine *m, size_t n);
 /* Gives the node back, not what is in it. Nothing happens if it is 0, shared, or no node. */
 void dcp__pmachine_recycle(dcp__pmachine *m, dcp__pv v);
 /* The same, and the memo gets `with` in its place: a value that is as good. */

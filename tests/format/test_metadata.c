@@ -39,6 +39,9 @@ static void refuse(const md_form *f, dcp_status code)
     if (f->dtype_name || f->top_name || f->props_name || f->chunk_name || f->index_name || f->info_name || f->tensor_name) {
         assert_non_null(strstr(err.message, "Odd")); /* a class in a wrong role is named */
     }
+    if (!f->top_name && !f->top_module && !strstr(err.message, "item \"w\"")) { /* what is wrong in these forms belongs to w */
+        fail_msg("the item is not named: %s", err.message);
+    }
 }
 
 static void chunk_is(const dcp__metadata *md, size_t i, int64_t row, int64_t rows, const char *file, uint64_t offset,
@@ -254,6 +257,31 @@ static void roles__a_known_name_in_another_module_is_unknown(void **state)
     refuse(&(md_form){.enum_name = "Other"}, DCP_FORMAT);
     refuse(&(md_form){.enum_value = 3}, DCP_FORMAT);
     refuse(&(md_form){.layout = "torch.sparse_coo"}, DCP_FORMAT);
+}
+
+/* Wherever the stream breaks off or goes wrong inside an item, the item is named. */
+static void errors__name_the_item_that_is_being_read(void **state)
+{
+    (void)state;
+    dcp__buf b;
+    dcp__buf_init(&b, dcp__context(NULL));
+    md_make(&b, &(md_form){.is_new_class = true});
+    size_t n_named = 0, first = 0, last = 0;
+    for (size_t n = 1; n < b.len; n++) {
+        dcp__metadata *md;
+        dcp_error err = DCP_ERROR_INIT;
+        dcp__source src = dcp__source_memory(b.data, n);
+        assert_int_equal(dcp__metadata_read(dcp__context(NULL), &src, NULL, &md, &err), DCP_FORMAT);
+        if (strstr(err.message, "item \"w\"")) {
+            first = n_named++ ? first : n;
+            last = n;
+        }
+    }
+    const uint8_t *chunk = memmem(b.data, b.len, "offsets", 7), *size = memmem(b.data, b.len, "length", 6);
+    assert_true(first < (size_t)(chunk - b.data)); /* from the properties on */
+    assert_true(last > (size_t)(size - b.data));   /* to the records */
+    assert_true(n_named > b.len / 4);
+    dcp__buf_reset(&b);
 }
 
 static void shapes__bad_numbers_are_refused(void **state)
@@ -860,6 +888,7 @@ int main(void)
         cmocka_unit_test(records__transforms),
         cmocka_unit_test(roles__unknown_classes_are_named),
         cmocka_unit_test(roles__a_known_name_in_another_module_is_unknown),
+        cmocka_unit_test(errors__name_the_item_that_is_being_read),
         cmocka_unit_test(shapes__bad_numbers_are_refused),
         cmocka_unit_test(only__keeps_one),
         cmocka_unit_test(sharing__one_tensor_object_under_two_names),

@@ -643,7 +643,7 @@ static dcp_status take_build(void *user, dcp__pmachine *m, dcp__pv object, const
     return DCP_OK;
 }
 static const dcp__pickle_hooks all_hooks[] = {
-    {NULL, NULL, NULL, NULL, NULL},
+    {.user = NULL},
     {.reduce = decline_reduce, .build = decline_build},
     {.reduce = take_reduce, .build = take_build},
 };
