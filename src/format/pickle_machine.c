@@ -1,10 +1,9 @@
-/* The second pass: opcodes to nodes. */
-#include "format/pickle_machine.h"
-
+/* Opcodes to nodes: those that real streams are made of. pickle_rare.c has the others. */
 #include "base/bytes.h"
 #include "format/pickle_ops.h"
+#include "format/pickle_steps.h"
 
-static dcp_status grow_stack(dcp__pmachine *m, dcp_error *err)
+dcp_status dcp__pstack_grow(dcp__pmachine *m, dcp_error *err)
 {
     size_t cap = m->cap ? m->cap * 2 : 256;
     if (cap * (sizeof *m->stack + sizeof *m->starts) > m->ctx->limits.max_parse_bytes) {
@@ -18,39 +17,14 @@ static dcp_status grow_stack(dcp__pmachine *m, dcp_error *err)
     return starts ? DCP_OK : dcp__nomem(err);
 }
 
-static inline dcp_status push(dcp__pmachine *m, dcp__pv v, dcp_error *err)
-{
-    if (m->top == m->cap) {
-        dcp_status status = grow_stack(m, err);
-        if (status != DCP_OK) {
-            return status;
-        }
-    }
-    m->stack[m->top] = v;
-    m->starts[m->top++] = m->position;
-    return DCP_OK;
-}
-
-static dcp_status underflow(const dcp__pmachine *m, dcp_error *err)
+dcp_status dcp__punderflow(const dcp__pmachine *m, dcp_error *err)
 {
     return dcp__fail_at(err, DCP_FORMAT, m->position, "pickle: an opcode finds too few values on the stack");
 }
 
-/* Are there n values above the newest mark? */
-static inline bool has(const dcp__pmachine *m, size_t n)
-{
-    return m->top - m->floor >= n;
-}
-
-static dcp_status misfit(const dcp__pmachine *m, const char *what, dcp__pv v, dcp_error *err)
+dcp_status dcp__pmisfit(const dcp__pmachine *m, const char *what, dcp__pv v, dcp_error *err)
 {
     return dcp__fail_at(err, DCP_FORMAT, m->position, "pickle: %s finds %s", what, dcp__pv_kind_name(v));
-}
-
-/* Pushes a node that was just made; NULL if it could not be. */
-static inline dcp_status push_node(dcp__pmachine *m, const void *node, dcp_error *err)
-{
-    return node ? push(m, dcp__pv_of_node(node), err) : dcp__arena_fail(m->arena, err);
 }
 
 /* ---- marks ---- */
@@ -72,21 +46,9 @@ static dcp_status op_mark(dcp__pmachine *m, dcp_error *err)
     return DCP_OK;
 }
 
-/* Takes the newest mark off; the values above it are stack[mark->top .. top). */
-static inline dcp_status pop_mark(dcp__pmachine *m, dcp__pmark *mark, dcp_error *err)
-{
-    if (m->n_marks == 0) {
-        return dcp__fail_at(err, DCP_FORMAT, m->position, "pickle: an opcode finds no mark");
-    }
-    *mark = m->marks[--m->n_marks];
-    m->floor = m->n_marks ? m->marks[m->n_marks - 1].top : 0;
-    return DCP_OK;
-}
-
 /* ---- memo ---- */
 
-/* Adds pieces until entry i has one. */
-static dcp_status grow_memo(dcp__pmachine *m, size_t i, dcp_error *err)
+dcp_status dcp__pmemo_grow(dcp__pmachine *m, size_t i, dcp_error *err)
 {
     while (i / DCP__P_PIECE >= m->n_pieces) {
         void *pieces = m->pieces;
@@ -103,29 +65,10 @@ static dcp_status grow_memo(dcp__pmachine *m, size_t i, dcp_error *err)
     return DCP_OK;
 }
 
-static void share(dcp__pv v)
-{
-    if (v && dcp__pv_is_node(v)) {
-        dcp__pv_node(v)->flags |= DCP__P_SHARED;
-    }
-}
-
-/* A node knows one number in the memo; one that has two counts as shared. */
-static inline void keep_in_memo(dcp__pmachine *m, dcp__pv *place, size_t i)
-{
-    dcp__pv v = m->stack[m->top - 1];
-    *place = v;
-    if (dcp__pv_is_node(v)) {
-        dcp__pnode *node = dcp__pv_node(v);
-        node->flags |= node->memo ? DCP__P_SHARED : 0;
-        node->memo = (uint32_t)i + 1;
-    }
-}
-
 /* Sets the place of the next entry. */
 static dcp_status prepare_memo(dcp__pmachine *m, dcp_error *err)
 {
-    dcp_status status = grow_memo(m, m->n_memo, err);
+    dcp_status status = dcp__pmemo_grow(m, m->n_memo, err);
     if (status == DCP_OK) {
         m->memo_next = dcp__pmachine_memo(m, m->n_memo);
         m->memo_end = m->memo_next + (DCP__P_PIECE - m->n_memo % DCP__P_PIECE);
@@ -148,47 +91,14 @@ static inline dcp_status need_memo(dcp__pmachine *m, dcp_error *err)
 
 static inline dcp_status op_memoize(dcp__pmachine *m, dcp_error *err)
 {
-    if (!has(m, 1)) {
-        return underflow(m, err);
+    if (!dcp__phas(m, 1)) {
+        return dcp__punderflow(m, err);
     }
     dcp_status status = need_memo(m, err);
     if (status == DCP_OK) {
-        keep_in_memo(m, m->memo_next++, m->n_memo++);
+        dcp__pmemo_keep(m, m->memo_next++, m->n_memo++);
     }
     return status;
-}
-
-/* Entries from n_memo to i are not set, up to now. */
-static void mark_gap(dcp__pmachine *m, size_t i)
-{
-    m->has_gaps |= i > m->n_memo;
-    for (size_t k = m->n_memo; k <= i; k++) {
-        *dcp__pmachine_memo(m, k) = 0;
-    }
-    m->n_memo = i + 1;
-    m->memo_next = m->memo_end = NULL;
-}
-
-/* An entry is put at a number of the stream's choice. Real streams count up, so that two bytes at least belong to each entry; a
- * number that is too large for the position is hostile. */
-static dcp_status op_put(dcp__pmachine *m, size_t i, dcp_error *err)
-{
-    if (!has(m, 1)) {
-        return underflow(m, err);
-    }
-    if (i > m->position / 2 || i >= UINT32_MAX - DCP__P_PIECE) {
-        return dcp__fail_at(err, DCP_FORMAT, m->position, "pickle: memo entry %zu is more than the stream can hold", i);
-    }
-    if (i >= m->n_memo) {
-        dcp_status status = grow_memo(m, i, err);
-        if (status != DCP_OK) {
-            return status;
-        }
-        mark_gap(m, i);
-    }
-    share(*dcp__pmachine_memo(m, i)); /* what it was still has this number */
-    keep_in_memo(m, dcp__pmachine_memo(m, i), i);
-    return DCP_OK;
 }
 
 static inline dcp_status get_memo(dcp__pmachine *m, size_t i, dcp_error *err)
@@ -200,45 +110,16 @@ static inline dcp_status get_memo(dcp__pmachine *m, size_t i, dcp_error *err)
     if (v == DCP__PV_GONE) {
         return dcp__pmachine_restart(m, err);
     }
-    share(v);
-    return push(m, v, err);
-}
-
-static dcp_status op_dup(dcp__pmachine *m, dcp_error *err)
-{
-    if (!has(m, 1)) {
-        return underflow(m, err);
-    }
-    share(m->stack[m->top - 1]);
-    return push(m, m->stack[m->top - 1], err);
-}
-
-static dcp_status op_pop(dcp__pmachine *m, dcp_error *err)
-{
-    dcp__pmark mark = {0, 0};
-    if (has(m, 1)) {
-        m->top--;
-        return DCP_OK;
-    }
-    return pop_mark(m, &mark, err); /* with nothing above it, POP takes the mark itself */
-}
-
-static dcp_status op_pop_mark(dcp__pmachine *m, dcp_error *err)
-{
-    dcp__pmark mark = {0, 0};
-    dcp_status status = pop_mark(m, &mark, err);
-    if (status == DCP_OK) {
-        m->top = mark.top;
-    }
-    return status;
+    dcp__pshare(v);
+    return dcp__ppush(m, v, err);
 }
 
 /* ---- tuples, lists, dicts ---- */
 
 static inline dcp_status op_tuple_n(dcp__pmachine *m, size_t n, dcp_error *err)
 {
-    if (!has(m, n)) {
-        return underflow(m, err);
+    if (!dcp__phas(m, n)) {
+        return dcp__punderflow(m, err);
     }
     dcp__ptuple *t = dcp__pnode_alloc(m, sizeof *t + n * sizeof *t->items, DCP__P_TUPLE, n);
     if (!t) {
@@ -255,7 +136,7 @@ static inline dcp_status op_tuple_n(dcp__pmachine *m, size_t n, dcp_error *err)
 static dcp_status op_tuple(dcp__pmachine *m, dcp_error *err)
 {
     dcp__pmark mark = {0, 0};
-    dcp_status status = pop_mark(m, &mark, err);
+    dcp_status status = dcp__ppop_mark(m, &mark, err);
     if (status != DCP_OK) {
         return status;
     }
@@ -264,32 +145,9 @@ static dcp_status op_tuple(dcp__pmachine *m, dcp_error *err)
         return dcp__fail_at(err, DCP_LIMIT, m->position, "pickle: tuple of %zu elements", n);
     }
     if (n == 0) {
-        status = push(m, m->empty_tuple, err);
+        status = dcp__ppush(m, m->empty_tuple, err);
     } else {
         status = op_tuple_n(m, n, err);
-    }
-    if (status == DCP_OK) {
-        m->starts[m->top - 1] = mark.start;
-    }
-    return status;
-}
-
-static dcp_status op_frozenset(dcp__pmachine *m, dcp_error *err)
-{
-    dcp__pmark mark = {0, 0};
-    dcp_status status = pop_mark(m, &mark, err);
-    if (status != DCP_OK) {
-        return status;
-    }
-    dcp__plist *set = dcp__plist_alloc(m, DCP__P_FROZENSET);
-    if (!set) {
-        return dcp__arena_fail(m->arena, err);
-    }
-    const dcp__pv *items = m->top > mark.top ? m->stack + mark.top : NULL; /* there may be no stack yet */
-    status = dcp__plist_append(m, set, items, m->top - mark.top, err);
-    m->top = mark.top;
-    if (status == DCP_OK) {
-        status = push_node(m, set, err);
     }
     if (status == DCP_OK) {
         m->starts[m->top - 1] = mark.start;
@@ -316,7 +174,7 @@ static inline dcp_status container(dcp__pmachine *m, size_t from, dcp__pkind kin
                                    dcp_error *err)
 {
     if (from <= m->floor) {
-        return underflow(m, err);
+        return dcp__punderflow(m, err);
     }
     dcp__pv v = m->stack[from - 1];
     dcp__pkind found = dcp__pv_kind(v);
@@ -325,7 +183,7 @@ static inline dcp_status container(dcp__pmachine *m, size_t from, dcp__pkind kin
         return DCP_OK;
     }
     if (found != DCP__P_OBJECT) {
-        return misfit(m, what, v, err);
+        return dcp__pmisfit(m, what, v, err);
     }
     dcp__pobject *o = (dcp__pobject *)dcp__pv_node(v);
     o->end = m->position + 1;
@@ -370,88 +228,23 @@ static inline dcp_status extend(dcp__pmachine *m, size_t from, dcp__pkind kind, 
 static inline dcp_status extend_marked(dcp__pmachine *m, dcp__pkind kind, const char *what, dcp_error *err)
 {
     dcp__pmark mark = {0, 0};
-    dcp_status status = pop_mark(m, &mark, err);
+    dcp_status status = dcp__ppop_mark(m, &mark, err);
     return status == DCP_OK ? extend(m, mark.top, kind, what, err) : status;
 }
 
 static inline dcp_status extend_by(dcp__pmachine *m, size_t n, dcp__pkind kind, const char *what, dcp_error *err)
 {
-    return has(m, n + 1) ? extend(m, m->top - n, kind, what, err) : underflow(m, err);
+    return dcp__phas(m, n + 1) ? extend(m, m->top - n, kind, what, err) : dcp__punderflow(m, err);
 }
 
 /* ---- globals and objects ---- */
-
-static dcp_status push_global(dcp__pmachine *m, dcp_str module, dcp_str name, dcp_error *err)
-{
-    dcp__pglobal *g = dcp__pnode_alloc(m, sizeof *g, DCP__P_GLOBAL, 0);
-    if (g) {
-        g->module = module;
-        g->name = name;
-    }
-    return push_node(m, g, err);
-}
-
-static dcp_status op_global(dcp__pmachine *m, const uint8_t **p, dcp_error *err)
-{
-    size_t first, second;
-    dcp__pv module, name;
-    dcp_status status = dcp__pwindow_lines(&m->window, p, &first, &second, err);
-    if (status != DCP_OK) {
-        return status;
-    }
-    status = dcp__ptext_make(m, *p, first, DCP__P_STR, &module, err);
-    if (status != DCP_OK) {
-        return status;
-    }
-    status = dcp__ptext_make(m, *p + first + 1, second, DCP__P_STR, &name, err);
-    if (status != DCP_OK) {
-        return status;
-    }
-    *p += first + second + 2;
-    return push_global(m, dcp__pv_text(module), dcp__pv_text(name), err);
-}
-
-static dcp_status op_stack_global(dcp__pmachine *m, dcp_error *err)
-{
-    if (!has(m, 2)) {
-        return underflow(m, err);
-    }
-    dcp__pv module = m->stack[m->top - 2], name = m->stack[m->top - 1];
-    if (!dcp__pv_is_str(module) || !dcp__pv_is_str(name)) {
-        return misfit(m, "the name of a global", dcp__pv_is_str(module) ? name : module, err);
-    }
-    uint64_t start = m->starts[m->top - 2];
-    m->top -= 2;
-    dcp_status status = push_global(m, dcp__pv_text(module), dcp__pv_text(name), err);
-    if (status == DCP_OK) {
-        m->starts[m->top - 1] = start;
-    }
-    return status;
-}
-
-/* Replaces the n topmost values by an object. */
-static inline dcp_status make_object(dcp__pmachine *m, size_t n, dcp__pform form, dcp__pobject **out, dcp_error *err)
-{
-    dcp__pobject *o = dcp__pnode_alloc(m, sizeof *o, DCP__P_OBJECT, 0);
-    if (!o) {
-        return dcp__arena_fail(m->arena, err);
-    }
-    m->top -= n;
-    o->callable = o->args = o->kwargs = o->state = o->items = o->pairs = 0;
-    o->start = m->starts[m->top];
-    o->end = m->position + 1;
-    o->form = form;
-    m->stack[m->top++] = dcp__pv_of_node(o);
-    *out = o;
-    return DCP_OK;
-}
 
 /* Two values, a class or function and its arguments, become an object. */
 static inline dcp_status make_called(dcp__pmachine *m, dcp__pform form, dcp_error *err)
 {
     dcp__pv callable = m->stack[m->top - 2], args = m->stack[m->top - 1];
     dcp__pobject *o = NULL;
-    dcp_status status = make_object(m, 2, form, &o, err);
+    dcp_status status = dcp__pobject_make(m, 2, form, &o, err);
     if (status == DCP_OK) {
         o->callable = callable;
         o->args = args;
@@ -461,12 +254,12 @@ static inline dcp_status make_called(dcp__pmachine *m, dcp__pform form, dcp_erro
 
 static inline dcp_status op_newobj(dcp__pmachine *m, dcp_error *err)
 {
-    if (!has(m, 2)) {
-        return underflow(m, err);
+    if (!dcp__phas(m, 2)) {
+        return dcp__punderflow(m, err);
     }
     dcp__pv args = m->stack[m->top - 1];
     if (dcp__pv_kind(args) != DCP__P_TUPLE) {
-        return misfit(m, "the arguments of a class", args, err);
+        return dcp__pmisfit(m, "the arguments of a class", args, err);
     }
     return make_called(m, DCP__PFORM_NEWOBJ, err);
 }
@@ -477,7 +270,7 @@ static inline dcp_status new_without_args(dcp__pmachine *m, dcp_error *err)
     dcp__pobject *o = NULL;
     dcp__pv callable = m->stack[m->top - 1];
     m->position++;
-    dcp_status status = make_object(m, 1, DCP__PFORM_NEWOBJ, &o, err);
+    dcp_status status = dcp__pobject_make(m, 1, DCP__PFORM_NEWOBJ, &o, err);
     if (status == DCP_OK) {
         o->callable = callable;
         o->args = m->empty_tuple;
@@ -485,33 +278,14 @@ static inline dcp_status new_without_args(dcp__pmachine *m, dcp_error *err)
     return status;
 }
 
-static dcp_status op_newobj_ex(dcp__pmachine *m, dcp_error *err)
-{
-    if (!has(m, 3)) {
-        return underflow(m, err);
-    }
-    dcp__pv callable = m->stack[m->top - 3], args = m->stack[m->top - 2], kwargs = m->stack[m->top - 1];
-    if (dcp__pv_kind(args) != DCP__P_TUPLE || dcp__pv_kind(kwargs) != DCP__P_DICT) {
-        return misfit(m, "the arguments of a class", dcp__pv_kind(args) != DCP__P_TUPLE ? args : kwargs, err);
-    }
-    dcp__pobject *o = NULL;
-    dcp_status status = make_object(m, 3, DCP__PFORM_NEWOBJ_EX, &o, err);
-    if (status == DCP_OK) {
-        o->callable = callable;
-        o->args = args;
-        o->kwargs = kwargs;
-    }
-    return status;
-}
-
 static inline dcp_status op_reduce(dcp__pmachine *m, dcp_error *err)
 {
-    if (!has(m, 2)) {
-        return underflow(m, err);
+    if (!dcp__phas(m, 2)) {
+        return dcp__punderflow(m, err);
     }
     dcp__pv args = m->stack[m->top - 1], made = 0;
     if (dcp__pv_kind(args) != DCP__P_TUPLE) {
-        return misfit(m, "the arguments of a function", args, err);
+        return dcp__pmisfit(m, "the arguments of a function", args, err);
     }
     if (m->hooks->reduce) {
         size_t n;
@@ -533,7 +307,8 @@ static inline dcp_status op_reduce(dcp__pmachine *m, dcp_error *err)
 /* Whether TUPLE1 at p[-1] is followed by MEMOIZE and REDUCE, as in every torch.Size, and a hook may do without the tuple. */
 static inline bool is_call_of_one(const dcp__pmachine *m, const uint8_t *p)
 {
-    return m->window.end - p >= 2 && p[0] == OP_MEMOIZE && p[1] == OP_REDUCE && m->hooks->reduce && !m->keeps_all && has(m, 2);
+    return m->window.end - p >= 2 && p[0] == OP_MEMOIZE && p[1] == OP_REDUCE && m->hooks->reduce && !m->keeps_all &&
+           dcp__phas(m, 2);
 }
 
 /* The three at once. What the hook takes is as if the tuple had been made and given back. */
@@ -557,22 +332,8 @@ static inline dcp_status call_of_one(dcp__pmachine *m, dcp_error *err)
     }
     status = op_tuple_n(m, 1, err);
     if (status == DCP_OK) {
-        keep_in_memo(m, m->memo_next++, m->n_memo++);
+        dcp__pmemo_keep(m, m->memo_next++, m->n_memo++);
         status = make_called(m, DCP__PFORM_REDUCE, err);
-    }
-    return status;
-}
-
-static dcp_status op_persid(dcp__pmachine *m, dcp_error *err)
-{
-    if (!has(m, 1)) {
-        return underflow(m, err);
-    }
-    dcp__pv id = m->stack[m->top - 1];
-    dcp__pobject *o = NULL;
-    dcp_status status = make_object(m, 1, DCP__PFORM_PERSID, &o, err);
-    if (status == DCP_OK) {
-        o->args = id;
     }
     return status;
 }
@@ -581,7 +342,7 @@ static dcp_status op_persid(dcp__pmachine *m, dcp_error *err)
 static inline dcp_status keep_state(dcp__pmachine *m, dcp__pv object, dcp__pv state, dcp_error *err)
 {
     if (dcp__pv_kind(object) != DCP__P_OBJECT) {
-        return misfit(m, "BUILD", object, err);
+        return dcp__pmisfit(m, "BUILD", object, err);
     }
     dcp__pobject *o = (dcp__pobject *)dcp__pv_node(object);
     m->top--;
@@ -601,8 +362,8 @@ static inline void take_place(dcp__pmachine *m, dcp__pv object, dcp__pv state, d
 
 static inline dcp_status op_build(dcp__pmachine *m, dcp_error *err)
 {
-    if (!has(m, 2)) {
-        return underflow(m, err);
+    if (!dcp__phas(m, 2)) {
+        return dcp__punderflow(m, err);
     }
     dcp__pv object = m->stack[m->top - 2], state = m->stack[m->top - 1], made = 0;
     if (m->hooks->build) {
@@ -639,7 +400,7 @@ static inline bool is_state_in_passing(const dcp__pmachine *m, const uint8_t *p)
 static inline dcp_status build_in_passing(dcp__pmachine *m, dcp_error *err)
 {
     dcp__pmark mark = {0, 0};
-    dcp_status status = pop_mark(m, &mark, err);
+    dcp_status status = dcp__ppop_mark(m, &mark, err);
     size_t top = m->top;
     dcp__pv object = m->stack[mark.top - 2], state = m->stack[mark.top - 1], made = 0;
     dcp__pstate given = {.value = state, .pairs = m->stack + mark.top, .n = top - mark.top};
@@ -662,48 +423,6 @@ static inline dcp_status build_in_passing(dcp__pmachine *m, dcp_error *err)
 
 /* ---- scalars ---- */
 
-static dcp_status op_float(dcp__pmachine *m, const uint8_t *bytes, dcp_error *err)
-{
-    dcp__pfloat *f = dcp__pnode_alloc(m, sizeof *f, DCP__P_FLOAT, 0);
-    uint64_t bits = __builtin_bswap64(dcp__load64(bytes));
-    if (f) {
-        memcpy(&f->value, &bits, sizeof f->value);
-    }
-    return push_node(m, f, err);
-}
-
-static inline dcp_status op_text(dcp__pmachine *m, const uint8_t **p, size_t opcode_bytes, uint64_t bytes, dcp__pkind kind,
-                                 dcp_error *err)
-{
-    dcp__pv v;
-    *p += opcode_bytes;
-    dcp_status status = dcp__ptext_read(m, p, bytes, kind, &v, err);
-    return status == DCP_OK ? push(m, v, err) : status;
-}
-
-/* The bytes go through a text node, since a long one may reach beyond the window. */
-static dcp_status op_long(dcp__pmachine *m, const uint8_t **p, size_t opcode_bytes, uint64_t bytes, dcp_error *err)
-{
-    dcp__pv raw, v;
-    *p += opcode_bytes;
-    dcp_status status = dcp__ptext_read(m, p, bytes, DCP__P_BYTES, &raw, err);
-    if (status != DCP_OK) {
-        return status;
-    }
-    status = dcp__plong_make(m, (const uint8_t *)dcp__pv_text(raw).ptr, (size_t)bytes, &v, err);
-    dcp__pmachine_recycle(m, raw);
-    return status == DCP_OK ? push(m, v, err) : status;
-}
-
-static dcp_status op_proto(dcp__pmachine *m, uint8_t protocol, dcp_error *err)
-{
-    if (protocol < 2 || protocol > 5) {
-        return dcp__fail_at(err, DCP_FORMAT, m->position, "pickle: protocol %u, known are 2 to 5", protocol);
-    }
-    m->protocol = protocol;
-    return DCP_OK;
-}
-
 static dcp_status op_stop(const dcp__pmachine *m, dcp__pv *root, dcp_error *err)
 {
     if (m->n_marks || m->top != 1) {
@@ -711,43 +430,6 @@ static dcp_status op_stop(const dcp__pmachine *m, dcp__pv *root, dcp_error *err)
     }
     *root = m->stack[0];
     return DCP_OK;
-}
-
-/* Opcodes whose payload has any length, and what else is rare. */
-static dcp_status run_rare(dcp__pmachine *m, const uint8_t **at, dcp_error *err)
-{
-    const uint8_t *p = *at;
-    switch (*p) {
-    case OP_GLOBAL: ++*at; return op_global(m, at, err);
-    case OP_LONG1: return op_long(m, at, 2, p[1], err);
-    case OP_LONG4: return op_long(m, at, 5, dcp__load32(p + 1), err);
-    case OP_SHORT_BINSTRING: return op_text(m, at, 2, p[1], DCP__P_STR, err);
-    case OP_BINSTRING:
-    case OP_BINUNICODE: return op_text(m, at, 5, dcp__load32(p + 1), DCP__P_STR, err);
-    case OP_BINUNICODE8: return op_text(m, at, 9, dcp__load64(p + 1), DCP__P_STR, err);
-    case OP_SHORT_BINBYTES: return op_text(m, at, 2, p[1], DCP__P_BYTES, err);
-    case OP_BINBYTES: return op_text(m, at, 5, dcp__load32(p + 1), DCP__P_BYTES, err);
-    case OP_BINBYTES8: return op_text(m, at, 9, dcp__load64(p + 1), DCP__P_BYTES, err);
-    case OP_BYTEARRAY8: return op_text(m, at, 9, dcp__load64(p + 1), DCP__P_BYTEARRAY, err);
-    case OP_BINFLOAT: *at += 9; return op_float(m, p + 1, err);
-    case OP_PROTO: *at += 2; return op_proto(m, p[1], err);
-    case OP_BINPUT: *at += 2; return op_put(m, p[1], err);
-    case OP_LONG_BINPUT: *at += 5; return op_put(m, dcp__load32(p + 1), err);
-    default: break;
-    }
-    ++*at;
-    switch (*p) {
-    case OP_POP: return op_pop(m, err);
-    case OP_POP_MARK: return op_pop_mark(m, err);
-    case OP_DUP: return op_dup(m, err);
-    case OP_EMPTY_SET: return push_node(m, dcp__plist_alloc(m, DCP__P_SET), err);
-    case OP_ADDITEMS: return extend_marked(m, DCP__P_SET, "ADDITEMS", err);
-    case OP_FROZENSET: return op_frozenset(m, err);
-    case OP_STACK_GLOBAL: return op_stack_global(m, err);
-    case OP_NEWOBJ_EX: return op_newobj_ex(m, err);
-    case OP_BINPERSID: return op_persid(m, err);
-    default: return dcp__fail_at(err, DCP_FORMAT, m->position, "pickle: opcode 0x%02x is not accepted", *p);
-    }
 }
 
 dcp_status dcp__pmachine_run(dcp__pmachine *m, const uint8_t *p, dcp__pv *root, uint64_t *end, dcp_error *err)
@@ -776,26 +458,26 @@ dcp_status dcp__pmachine_run(dcp__pmachine *m, const uint8_t *p, dcp__pv *root, 
             status = get_memo(m, dcp__load32(p), err);
             p += 4;
             break;
-        case OP_BININT1: status = push(m, dcp__pv_of_int(*p++), err); break;
+        case OP_BININT1: status = dcp__ppush(m, dcp__pv_of_int(*p++), err); break;
         case OP_BININT2:
-            status = push(m, dcp__pv_of_int(dcp__load16(p)), err);
+            status = dcp__ppush(m, dcp__pv_of_int(dcp__load16(p)), err);
             p += 2;
             break;
         case OP_BININT:
-            status = push(m, dcp__pv_of_int((int32_t)dcp__load32(p)), err);
+            status = dcp__ppush(m, dcp__pv_of_int((int32_t)dcp__load32(p)), err);
             p += 4;
             break;
         case OP_SHORT_BINUNICODE:
-            status = op_text(m, &moved, 2, *p, DCP__P_STR, err);
+            status = dcp__ppush_text(m, &moved, 2, *p, DCP__P_STR, err);
             p = moved;
             break;
         case OP_MARK: status = op_mark(m, err); break;
         case OP_EMPTY_TUPLE:
-            if (p < m->window.end && *p == OP_NEWOBJ && has(m, 1)) {
+            if (p < m->window.end && *p == OP_NEWOBJ && dcp__phas(m, 1)) {
                 status = new_without_args(m, err);
                 p++;
             } else {
-                status = push(m, m->empty_tuple, err);
+                status = dcp__ppush(m, m->empty_tuple, err);
             }
             break;
         case OP_TUPLE1:
@@ -809,10 +491,10 @@ dcp_status dcp__pmachine_run(dcp__pmachine *m, const uint8_t *p, dcp__pv *root, 
         case OP_TUPLE2: status = op_tuple_n(m, 2, err); break;
         case OP_TUPLE3: status = op_tuple_n(m, 3, err); break;
         case OP_TUPLE: status = op_tuple(m, err); break;
-        case OP_NONE: status = push(m, DCP__PV_NONE, err); break;
-        case OP_NEWTRUE: status = push(m, DCP__PV_TRUE, err); break;
-        case OP_NEWFALSE: status = push(m, DCP__PV_FALSE, err); break;
-        case OP_EMPTY_DICT: status = push_node(m, dcp__plist_alloc(m, DCP__P_DICT), err); break;
+        case OP_NONE: status = dcp__ppush(m, DCP__PV_NONE, err); break;
+        case OP_NEWTRUE: status = dcp__ppush(m, DCP__PV_TRUE, err); break;
+        case OP_NEWFALSE: status = dcp__ppush(m, DCP__PV_FALSE, err); break;
+        case OP_EMPTY_DICT: status = dcp__ppush_node(m, dcp__plist_alloc(m, DCP__P_DICT), err); break;
         case OP_SETITEMS:
             if (is_state_in_passing(m, p)) {
                 status = build_in_passing(m, err);
@@ -822,8 +504,9 @@ dcp_status dcp__pmachine_run(dcp__pmachine *m, const uint8_t *p, dcp__pv *root, 
             }
             break;
         case OP_SETITEM: status = extend_by(m, 2, DCP__P_DICT, "SETITEM", err); break;
-        case OP_EMPTY_LIST: status = push_node(m, dcp__plist_alloc(m, DCP__P_LIST), err); break;
+        case OP_EMPTY_LIST: status = dcp__ppush_node(m, dcp__plist_alloc(m, DCP__P_LIST), err); break;
         case OP_APPENDS: status = extend_marked(m, DCP__P_LIST, "APPENDS", err); break;
+        case OP_ADDITEMS: status = extend_marked(m, DCP__P_SET, "ADDITEMS", err); break;
         case OP_APPEND: status = extend_by(m, 1, DCP__P_LIST, "APPEND", err); break;
         case OP_NEWOBJ: status = op_newobj(m, err); break;
         case OP_REDUCE: status = op_reduce(m, err); break;
@@ -831,7 +514,7 @@ dcp_status dcp__pmachine_run(dcp__pmachine *m, const uint8_t *p, dcp__pv *root, 
         case OP_FRAME: p += 8; break;
         case OP_STOP: *end = m->position + 1; return op_stop(m, root, err);
         default:
-            status = run_rare(m, &moved, err);
+            status = dcp__pmachine_rare(m, &moved, err);
             p = moved;
             break;
         }

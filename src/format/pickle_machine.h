@@ -101,7 +101,7 @@ static inline dcp__pv dcp__pv_of_int(int64_t i) /* |i| < 2^60 */
 
 /* ---- running (pickle_machine.c) ---- */
 
-/* Second pass: builds from *p, the pickle's first byte, to STOP. */
+/* Builds from p, the pickle's first byte, to STOP. */
 dcp_status dcp__pmachine_run(dcp__pmachine *m, const uint8_t *p, dcp__pv *root, uint64_t *end, dcp_error *err);
 
 /* ---- checking the result (pickle_check.c) ---- */
