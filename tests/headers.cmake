@@ -1,5 +1,5 @@
 # What a user of the headers relies on, and the arrows between our layers.
-set(strict -Wall -Wextra -Wpedantic -Werror -fsyntax-only -I${PROJECT_SOURCE_DIR}/include)
+set(strict -Wall -Wextra -Wpedantic -Wshadow -Werror -fsyntax-only -I${PROJECT_SOURCE_DIR}/include)
 find_program(DCP_CXX NAMES c++ g++ clang++ clang++-14 DOC "C++ compiler for the tests of the headers")
 mark_as_advanced(DCP_CXX)
 
@@ -27,6 +27,8 @@ if(TARGET dcp_mpi)
     dcp_header_test(mpi ${mpi_header} ${mpi_includes})
 endif()
 dcp_header_test(initialisers ${CMAKE_CURRENT_SOURCE_DIR}/headers/initialisers.c)
+add_test(NAME headers.initialisers COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/headers/check_initialisers.sh
+    ${CMAKE_CURRENT_SOURCE_DIR}/headers/initialisers.c ${public_headers} ${mpi_header})
 
 add_test(NAME headers.layers COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/headers/check_layers.sh ${PROJECT_SOURCE_DIR})
 # Sanitizers and coverage export symbols of their own.

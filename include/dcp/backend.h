@@ -258,9 +258,7 @@ typedef struct dcp_comm_callbacks {
     void (*release)(void *user); /* when the communicator is freed, and not if making it failed; NULL: nothing to do */
 } dcp_comm_callbacks;
 
-/* clang-format off */
-#define DCP_COMM_CALLBACKS_INIT {sizeof(dcp_comm_callbacks), NULL, 0, 0, 0, NULL, NULL, NULL, NULL}
-/* clang-format on */
+#define DCP_COMM_CALLBACKS_INIT DCP_INIT(dcp_comm_callbacks)
 
 /* A communicator out of functions; callbacks is copied. Errors: ARG (no alltoall, rank not in 0 to size - 1), NOMEM. */
 DCP_API dcp_status dcp_comm_from_callbacks(dcp_context *ctx, const dcp_comm_callbacks *callbacks, dcp_comm **out, dcp_error *err);

@@ -33,6 +33,30 @@
 #define DCP_PRINTF(fmt_arg, first_arg)
 #endif
 
+/* What the _INIT macros of structs are made of: struct_size is set, and all else is zero, but for one member in DCP_INIT_WITH.
+ * They are good C and good C++ (which has no designated initialisers before C++20), and need no change when a struct grows. */
+#ifdef __cplusplus
+template <typename type> inline type dcp_sized()
+{
+    type made = type();
+    made.struct_size = sizeof(type);
+    return made;
+}
+template <typename type, typename part, typename given> inline type dcp_sized_with(part type::*member, given value)
+{
+    type made = dcp_sized<type>();
+    made.*member = value;
+    return made;
+}
+#define DCP_INIT(type) dcp_sized<type>()
+#define DCP_INIT_WITH(type, member, ...) dcp_sized_with(&type::member, __VA_ARGS__)
+#else
+/* clang-format off */
+#define DCP_INIT(type) {.struct_size = sizeof(type)}
+#define DCP_INIT_WITH(type, member, ...) {.struct_size = sizeof(type), .member = __VA_ARGS__}
+/* clang-format on */
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -120,9 +144,7 @@ typedef struct dcp_limits {
     uint64_t max_list_index;   /* list index in a flattened path: 1,000,000 */
 } dcp_limits;
 
-/* clang-format off */
-#define DCP_LIMITS_INIT {sizeof(dcp_limits), 0, 0, 0, 0, 0}
-/* clang-format on */
+#define DCP_LIMITS_INIT DCP_INIT(dcp_limits)
 
 typedef struct dcp_context_opts {
     size_t struct_size;

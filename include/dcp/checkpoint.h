@@ -51,9 +51,7 @@ typedef struct dcp_open_opts {
                               writes no file; a lost file then only shows where it leaves a gap in a tensor */
 } dcp_open_opts;
 
-/* clang-format off */
-#define DCP_OPEN_OPTS_INIT {sizeof(dcp_open_opts), NULL, -1, false, false, {NULL, 0}, false}
-/* clang-format on */
+#define DCP_OPEN_OPTS_INIT DCP_INIT_WITH(dcp_open_opts, rank, -1)
 
 /* Opens a checkpoint and reads its metadata, no payload. path is a directory or a file. opts may be NULL.
  * Errors: NOT_FOUND (nothing there, or no checkpoint: the message says what the directory looks like), FORMAT (with offset),
@@ -115,10 +113,7 @@ typedef struct dcp_checkpoint_info {
     uint64_t metadata_bytes; /* size of the metadata files */
 } dcp_checkpoint_info;
 
-/* clang-format off */
-#define DCP_CHECKPOINT_INFO_INIT                                                                                               \
-    {sizeof(dcp_checkpoint_info), (dcp_layout)0, 0, NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0}
-/* clang-format on */
+#define DCP_CHECKPOINT_INFO_INIT DCP_INIT(dcp_checkpoint_info)
 
 DCP_API dcp_status dcp_checkpoint_get_info(const dcp_checkpoint *ck, dcp_checkpoint_info *out, dcp_error *err);
 
@@ -189,9 +184,7 @@ typedef struct dcp_verify_opts {
     void *user;
 } dcp_verify_opts;
 
-/* clang-format off */
-#define DCP_VERIFY_OPTS_INIT {sizeof(dcp_verify_opts), false, NULL, NULL, NULL}
-/* clang-format on */
+#define DCP_VERIFY_OPTS_INIT DCP_INIT(dcp_verify_opts)
 
 typedef struct dcp_verify_report {
     size_t struct_size;
@@ -201,9 +194,7 @@ typedef struct dcp_verify_report {
     bool has_digests;   /* records were compared with digests as well */
 } dcp_verify_report;
 
-/* clang-format off */
-#define DCP_VERIFY_REPORT_INIT {sizeof(dcp_verify_report), 0, 0, 0, 0, 0, false}
-/* clang-format on */
+#define DCP_VERIFY_REPORT_INIT DCP_INIT(dcp_verify_report)
 
 /* Checks everything that can be checked. DCP_OK means that the check ran to its end: look at report->n_defects.
  * Errors: IO only if the storage as a whole fails, CANCELED, NOMEM. */

@@ -41,10 +41,7 @@ typedef struct dcp_load_opts {
     dcp_failures *failures; /* out: the ranks that failed, and why; NULL: not wanted */
 } dcp_load_opts;
 
-#define DCP_LOAD_OPTS_INIT                                                                                                       \
-    {                                                                                                                            \
-        .struct_size = sizeof(dcp_load_opts), .open = DCP_OPEN_OPTS_INIT                                                         \
-    }
+#define DCP_LOAD_OPTS_INIT DCP_INIT_WITH(dcp_load_opts, open, DCP_OPEN_OPTS_INIT)
 
 typedef enum dcp_difference_kind {
     DCP_DIFF_MISSING = 1, /* in the state, not in the checkpoint */
@@ -67,10 +64,7 @@ typedef struct dcp_load_report {
     double plan_seconds, read_seconds;
 } dcp_load_report;
 
-#define DCP_LOAD_REPORT_INIT                                                                                                     \
-    {                                                                                                                            \
-        .struct_size = sizeof(dcp_load_report)                                                                                   \
-    }
+#define DCP_LOAD_REPORT_INIT DCP_INIT(dcp_load_report)
 
 /* Loads path into state; with opts->comm collective: each rank brings a state of its own, with other chunks of the same tensors
  * or other names altogether. Shapes, dtypes and kinds must agree; all differences are found before anything is changed, and the

@@ -71,10 +71,7 @@ typedef struct dcp_save_opts {
     int rank, world; /* of this process */
 } dcp_save_opts;
 
-#define DCP_SAVE_OPTS_INIT                                                                                                       \
-    {                                                                                                                            \
-        .struct_size = sizeof(dcp_save_opts)                                                                                     \
-    }
+#define DCP_SAVE_OPTS_INIT DCP_INIT(dcp_save_opts)
 
 /* What a storage could not do, so that the save went on without. */
 typedef enum dcp_degraded {
@@ -108,10 +105,7 @@ typedef struct dcp_save_report {
     size_t n_ranks;
 } dcp_save_report;
 
-#define DCP_SAVE_REPORT_INIT                                                                                                     \
-    {                                                                                                                            \
-        .struct_size = sizeof(dcp_save_report)                                                                                   \
-    }
+#define DCP_SAVE_REPORT_INIT DCP_INIT(dcp_save_report)
 
 /* Saves a dict as a checkpoint below path; with opts->comm collective: every rank brings its part, and all get the same result.
  * opts and report may be NULL; report is filled on success. Errors: EXISTS (a checkpoint is there, something is in the way, or
@@ -205,10 +199,7 @@ typedef struct dcp_reshard_opts {
     size_t n_placements;
 } dcp_reshard_opts;
 
-#define DCP_RESHARD_OPTS_INIT                                                                                                    \
-    {                                                                                                                            \
-        .struct_size = sizeof(dcp_reshard_opts)                                                                                  \
-    }
+#define DCP_RESHARD_OPTS_INIT DCP_INIT(dcp_reshard_opts)
 
 /* Reads any checkpoint and writes what the ranks of a mesh would have written together, in bounded memory: the ranks are threads
  * of this call. Tensors without dimensions and objects are replicated. The source is verified first, so that nothing broken gets

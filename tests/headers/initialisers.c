@@ -1,25 +1,32 @@
-/* Every initialiser of the public headers, as C11 and as C++17, with all warnings. Compiled only. */
+/* Every initialiser of the public headers, as C11 and as C++17, with all warnings. Compiled only; check_initialisers.sh sees to
+ * it that none is forgotten. */
 #include <dcp/dcp.h>
 
 extern void consume(const void *p);
 void use_initialisers(void);
 
+/* Each is used as C and C++ programs would: to define a variable, and to set one again. */
+#define USE(type, initialiser)                                                                                                   \
+    do {                                                                                                                         \
+        type defined = initialiser;                                                                                              \
+        const type kept = initialiser;                                                                                           \
+        consume(&defined);                                                                                                       \
+        consume(&kept);                                                                                                          \
+    } while (0)
+
 void use_initialisers(void)
 {
-    dcp_error err = DCP_ERROR_INIT;
-    dcp_limits limits = DCP_LIMITS_INIT;
-    dcp_context_opts context = DCP_CONTEXT_OPTS_INIT;
-    dcp_open_opts open_opts = DCP_OPEN_OPTS_INIT;
-    dcp_checkpoint_info info = DCP_CHECKPOINT_INFO_INIT;
-    dcp_verify_opts verify = DCP_VERIFY_OPTS_INIT;
-    dcp_verify_report report = DCP_VERIFY_REPORT_INIT;
-    dcp_comm_callbacks callbacks = DCP_COMM_CALLBACKS_INIT;
-    consume(&err);
-    consume(&limits);
-    consume(&context);
-    consume(&open_opts);
-    consume(&info);
-    consume(&verify);
-    consume(&report);
-    consume(&callbacks);
+    USE(dcp_error, DCP_ERROR_INIT);
+    USE(dcp_limits, DCP_LIMITS_INIT);
+    USE(dcp_context_opts, DCP_CONTEXT_OPTS_INIT);
+    USE(dcp_comm_callbacks, DCP_COMM_CALLBACKS_INIT);
+    USE(dcp_open_opts, DCP_OPEN_OPTS_INIT);
+    USE(dcp_checkpoint_info, DCP_CHECKPOINT_INFO_INIT);
+    USE(dcp_verify_opts, DCP_VERIFY_OPTS_INIT);
+    USE(dcp_verify_report, DCP_VERIFY_REPORT_INIT);
+    USE(dcp_load_opts, DCP_LOAD_OPTS_INIT);
+    USE(dcp_load_report, DCP_LOAD_REPORT_INIT);
+    USE(dcp_save_opts, DCP_SAVE_OPTS_INIT);
+    USE(dcp_save_report, DCP_SAVE_REPORT_INIT);
+    USE(dcp_reshard_opts, DCP_RESHARD_OPTS_INIT);
 }
