@@ -355,6 +355,7 @@ static dcp_str type_name(const dcp_value *v)
         [DCP_KIND_TENSOR] = "torch.Tensor",
         [DCP_KIND_SHARDED] = "torch.Tensor",
         [DCP_KIND_OPAQUE] = "",
+        [DCP_KIND_RECORD] = "",
     };
     dcp_kind kind = dcp_value_kind(v);
     return kind == DCP_KIND_OPAQUE ? dcp_opaque_class(v) : dcp_str_of(names[kind]);

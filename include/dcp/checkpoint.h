@@ -147,9 +147,27 @@ typedef struct dcp_read_request {
 /* Reads n requests as one plan: sorted, merged, in parallel. The error names the item that failed first. */
 DCP_API dcp_status dcp_read_many(dcp_checkpoint *ck, const dcp_read_request *requests, size_t n, dcp_error *err);
 
+typedef struct dcp_read_opts {
+    size_t struct_size;
+    /* Called now and then, from one thread at a time, with bytes of tensors read and in all; false cancels. NULL: none. */
+    bool (*progress)(void *user, uint64_t done_bytes, uint64_t total_bytes);
+    void *user;
+} dcp_read_opts;
+
+#define DCP_READ_OPTS_INIT DCP_INIT(dcp_read_opts)
+
+/* The same with options, which may be NULL. Errors: also CANCELED. */
+DCP_API dcp_status dcp_read_many_with(dcp_checkpoint *ck, const dcp_read_request *requests, size_t n, const dcp_read_opts *opts,
+                                      dcp_error *err);
+
 /* Reads and decodes an object; tensors inside it are read as well. *out is a new reference.
  * Errors: MISMATCH (item is a tensor), FORMAT, LIMIT, IO, NOMEM. Nothing in the file is executed. */
 DCP_API dcp_status dcp_read_object(dcp_checkpoint *ck, const dcp_item *item, dcp_value **out, dcp_error *err);
+
+/* The bytes of an object's record as its saver made them (a torch.save file), transforms undone, for another reader of pickles.
+ * *out is freed with dcp_text_free. Errors: those of dcp_read_object; UNSUPPORTED (a torch.save file, whose objects have no
+ * records of their own). */
+DCP_API dcp_status dcp_read_record(dcp_checkpoint *ck, const dcp_item *item, char **out, size_t *out_len, dcp_error *err);
 
 /* The tree of the whole checkpoint: nested as it was saved, objects decoded, tensors allocated and read if with_data,
  * else with data NULL. Values of single ranks stand under "rank.<r>.<name>". */

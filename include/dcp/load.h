@@ -23,6 +23,26 @@ extern "C" {
  * the load. */
 typedef char *(*dcp_rename_fn)(void *user, dcp_str fqn);
 
+/* An object of the state that is being loaded. */
+typedef struct dcp_load_object {
+    dcp_str fqn;         /* in the state */
+    const dcp_key *path; /* in the state */
+    size_t path_len;
+    dcp_checkpoint *ck;   /* that it is loaded from; reading of it is allowed */
+    const dcp_item *item; /* what it is there; NULL: several items below `name`, as one value */
+    dcp_str name;         /* in the checkpoint */
+} dcp_load_object;
+
+/* Takes an object over instead of having it put into the state: the function may read it by dcp_read_object, dcp_read_record, or,
+ * where item is NULL or a tensor, by dcp_read_load_object. Called on the thread that loads, after all tensors. A failure fails
+ * the load. */
+typedef dcp_status (*dcp_object_fn)(void *user, const dcp_load_object *object, dcp_error *err);
+
+/* Asked for a tensor of the state whose dtype is not the checkpoint's: gives a tensor (or sharded tensor with the same parts) of
+ * the checkpoint's dtype that is filled instead, for the caller to convert afterwards; NULL leaves it a difference. The result is
+ * a new reference. */
+typedef dcp_value *(*dcp_convert_fn)(void *user, dcp_str fqn, dcp_value *tensor, dcp_dtype saved);
+
 typedef struct dcp_load_opts {
     size_t struct_size;
     dcp_open_opts open;
@@ -39,6 +59,11 @@ typedef struct dcp_load_opts {
     const char *const *per_rank; /* as in dcp_save_opts: names that this rank takes from "rank.<r>.<name>" */
     size_t n_per_rank;
     dcp_failures *failures; /* out: the ranks that failed, and why; NULL: not wanted */
+    dcp_object_fn object;   /* NULL: objects are put into the state */
+    dcp_convert_fn convert; /* NULL: other dtypes are differences */
+    /* Called now and then, from one thread at a time, with bytes of tensors read and in all; false cancels. NULL: none. */
+    bool (*progress)(void *user, uint64_t done_bytes, uint64_t total_bytes);
+    const dcp_error *failed; /* why this rank cannot take part: the others learn of it; NULL: it can. The state is not used. */
 } dcp_load_opts;
 
 #define DCP_LOAD_OPTS_INIT DCP_INIT_WITH(dcp_load_opts, open, DCP_OPEN_OPTS_INIT)
@@ -87,6 +112,8 @@ DCP_API dcp_status dcp_plan_load(dcp_checkpoint *ck, dcp_value *state, const dcp
                                  dcp_load_report *report, dcp_error *err);
 /* The tensor reads of the plan, to be looked at or changed; n of them. */
 DCP_API dcp_read_request *dcp_load_plan_requests(dcp_load_plan *plan, size_t *n);
+/* Reads a load's object, whatever it is in the checkpoint; *out is a new reference. Errors: as dcp_read_object. */
+DCP_API dcp_status dcp_read_load_object(const dcp_load_object *object, dcp_value **out, dcp_error *err);
 /* Reads what the plan lists and puts objects into the state. */
 DCP_API dcp_status dcp_load_read(dcp_checkpoint *ck, dcp_load_plan *plan, dcp_load_report *report, dcp_error *err);
 DCP_API void dcp_load_plan_free(dcp_load_plan *plan);

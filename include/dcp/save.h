@@ -68,7 +68,8 @@ typedef struct dcp_save_opts {
     dcp_on_failure on_failure;
     /* Without communication: each rank writes `__<rank>.metadata` of its own; comm is NULL. Never overwrites. */
     bool rank_local;
-    int rank, world; /* of this process */
+    int rank, world;         /* of this process */
+    const dcp_error *failed; /* why this rank cannot take part: the others learn of it; NULL: it can. The state is not used. */
 } dcp_save_opts;
 
 #define DCP_SAVE_OPTS_INIT DCP_INIT(dcp_save_opts)

@@ -119,7 +119,8 @@ typedef enum dcp_kind {
     DCP_KIND_DEVICE, /* torch.device("cpu") */
     DCP_KIND_TENSOR,
     DCP_KIND_SHARDED, /* a global shape and the chunks that this process holds */
-    DCP_KIND_OPAQUE   /* an instance of a class that is not known here: kept, never executed */
+    DCP_KIND_OPAQUE,  /* an instance of a class that is not known here: kept, never executed */
+    DCP_KIND_RECORD   /* the finished torch.save file of an object, to be saved as it is */
 } dcp_kind;
 
 typedef struct dcp_value dcp_value;
@@ -166,6 +167,10 @@ DCP_API dcp_status dcp_tensor_alloc(dcp_context *ctx, dcp_dtype dtype, int ndim,
 DCP_API dcp_status dcp_sharded_create(dcp_context *ctx, dcp_dtype dtype, int ndim, const int64_t *global_extents, size_t n_chunks,
                                       const dcp_tensor *chunks, const dcp_box *boxes, dcp_value **out, dcp_error *err);
 
+/* An object that its owner has serialised already: the bytes of a torch.save file (a zip), which are borrowed. It is saved
+ * verbatim as the record of its leaf, and cannot be part of another object. Reading never makes one: see dcp_read_record. */
+DCP_API dcp_status dcp_record_create(dcp_context *ctx, const void *bytes, size_t len, dcp_value **out, dcp_error *err);
+
 /* One more reference to the same value; returns v. */
 DCP_API dcp_value *dcp_value_retain(dcp_value *v);
 /* Drops a reference; NULL is allowed. Never recurses deeper than a fixed bound. */
@@ -181,7 +186,7 @@ DCP_API bool dcp_value_int(const dcp_value *v, int64_t *out);
 DCP_API dcp_str dcp_value_bigint(const dcp_value *v);
 DCP_API double dcp_value_float(const dcp_value *v); /* real part of a complex; NaN */
 DCP_API double dcp_value_imag(const dcp_value *v);  /* 0 */
-/* Text of a string or device name, content of bytes or bytearray; {NULL, 0}. Valid as long as v. */
+/* Text of a string or device name, content of bytes, bytearray or a record; {NULL, 0}. Valid as long as v. */
 DCP_API dcp_str dcp_value_str(const dcp_value *v);
 DCP_API dcp_dtype dcp_value_dtype(const dcp_value *v); /* of a dtype, tensor or sharded tensor; DCP_DTYPE_NONE */
 /* Number of elements of a sequence, set or dict, of chunks of a sharded tensor; 0. */

@@ -122,6 +122,17 @@ dcp_status dcp__nomem(dcp_error *err)
     return dcp__fail(err, DCP_NOMEM, "out of memory");
 }
 
+dcp_status dcp__fail_as(dcp_error *err, const dcp_error *found)
+{
+    if (found->code == DCP_OK) {
+        return dcp__fail(err, DCP_ARG, "an error that says OK was given");
+    }
+    if (err) {
+        *err = *found;
+    }
+    return found->code;
+}
+
 dcp_status dcp__prefix(dcp_error *err, dcp_status code, const char *fmt, ...)
 {
     if (err) {

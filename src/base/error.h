@@ -11,6 +11,8 @@ dcp_status dcp__fail_at(dcp_error *err, dcp_status code, uint64_t offset, const 
  * The message ends in the text of the errno. */
 dcp_status dcp__fail_errno(dcp_error *err, int sys_errno, const char *fmt, ...) DCP_PRINTF(3, 4);
 dcp_status dcp__nomem(dcp_error *err);
+/* Copies an error that somebody else has found; ARG if it says OK. */
+dcp_status dcp__fail_as(dcp_error *err, const dcp_error *found);
 /* Puts text in front of the message, as in "file __0_0.distcp: "; returns the error's code. */
 dcp_status dcp__prefix(dcp_error *err, dcp_status code, const char *fmt, ...) DCP_PRINTF(3, 4);
 

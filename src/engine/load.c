@@ -28,12 +28,31 @@ static dcp_status read_new_tensor(dcp_checkpoint *ck, const dcp_item *item, dcp_
     return DCP_OK;
 }
 
-static dcp_status read_target(dcp_checkpoint *ck, const dcp__object_target *t, dcp_value **out, dcp_error *err)
+static dcp_status read_target(dcp_checkpoint *ck, const dcp_item *item, dcp_str name, dcp_value **out, dcp_error *err)
 {
-    if (!t->item) {
-        return dcp__read_subtree(ck, t->name, out, err);
+    if (!item) {
+        return dcp__read_subtree(ck, name, out, err);
     }
-    return t->item->kind == DCP_ITEM_TENSOR ? read_new_tensor(ck, t->item, out, err) : dcp_read_object(ck, t->item, out, err);
+    return item->kind == DCP_ITEM_TENSOR ? read_new_tensor(ck, item, out, err) : dcp_read_object(ck, item, out, err);
+}
+
+dcp_status dcp_read_load_object(const dcp_load_object *object, dcp_value **out, dcp_error *err)
+{
+    if (!object || !out) {
+        return dcp__fail(err, DCP_ARG, "load: no %s", object ? "place for the object" : "object");
+    }
+    return read_target(object->ck, object->item, object->name, out, err);
+}
+
+static dcp_status hand_over_objects(dcp_checkpoint *ck, const dcp_load_plan *plan, dcp_error *err)
+{
+    dcp_status status = DCP_OK;
+    for (size_t i = 0; i < plan->n_objects && status == DCP_OK; i++) {
+        const dcp__object_target *t = &plan->objects[i];
+        dcp_load_object object = {t->leaf->fqn, t->leaf->path, t->leaf->path_len, ck, t->item, t->name};
+        status = plan->object(plan->user, &object, err);
+    }
+    return status;
 }
 
 static bool is_dict(const dcp_value *v)
@@ -65,7 +84,7 @@ static dcp_status load_objects(dcp_checkpoint *ck, dcp_load_plan *plan, dcp_erro
         return dcp__nomem(err);
     }
     while (n < plan->n_objects && status == DCP_OK) {
-        status = read_target(ck, &plan->objects[n], &values[n], err);
+        status = read_target(ck, plan->objects[n].item, plan->objects[n].name, &values[n], err);
         n += status == DCP_OK;
     }
     for (size_t i = 0; i < n; i++) {
@@ -89,8 +108,11 @@ dcp_status dcp_load_read(dcp_checkpoint *ck, dcp_load_plan *plan, dcp_load_repor
         return dcp__fail(err, DCP_ARG, "load: no %s", ck ? "plan" : "checkpoint");
     }
     double start = dcp__now();
-    dcp_status status = dcp_read_many(ck, plan->requests, plan->n_requests, err);
-    status = status == DCP_OK ? load_objects(ck, plan, err) : status;
+    dcp_read_opts opts = {sizeof opts, plan->progress, plan->user};
+    dcp_status status = dcp_read_many_with(ck, plan->requests, plan->n_requests, &opts, err);
+    if (status == DCP_OK) {
+        status = plan->object ? hand_over_objects(ck, plan, err) : load_objects(ck, plan, err);
+    }
     if (status == DCP_OK && report) {
         report->n_tensors = plan->n_requests;
         report->n_objects = plan->n_objects;
@@ -139,6 +161,7 @@ static dcp_status load_together(dcp_context *ctx, dcp_checkpoint *ck, dcp_status
     dcp__step step = {ctx, is_known ? opts->comm : NULL, "plan", is_known ? opts->failures : NULL};
     dcp_load_plan *plan = NULL;
     double start = dcp__now();
+    mine = mine == DCP_OK && is_known && opts->failed ? dcp__fail_as(err, opts->failed) : mine;
     mine = mine == DCP_OK ? dcp_plan_load(ck, state, opts, &plan, report, err) : mine;
     dcp_status status = agree_on_plan(&step, mine, ck, err);
     if (status == DCP_OK) {

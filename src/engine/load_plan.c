@@ -123,9 +123,27 @@ static void add_object(matcher *m, const dcp_leaf *leaf, const dcp_item *item, d
     }
 }
 
-static bool same_form(matcher *m, const dcp_leaf *leaf, const dcp_item *item, int ndim, const int64_t *extents)
+/* The tensor to be filled for a leaf: its own, or, where the dtype differs, the one that the caller will convert. */
+static dcp_value *target_of(matcher *m, const dcp_leaf *leaf, const dcp_item *item)
 {
-    dcp_dtype dtype = dcp_value_dtype(leaf->value);
+    dcp_load_plan *p = m->plan;
+    void *array = p->converted;
+    if (item->dtype == dcp_value_dtype(leaf->value) || !m->opts->convert) {
+        return leaf->value;
+    }
+    m->out_of_memory |= !dcp__grow(p->ctx, &array, &p->cap_converted, p->n_converted + 1, sizeof(dcp_value *));
+    p->converted = array;
+    dcp_value *other = m->out_of_memory ? NULL : m->opts->convert(m->opts->user, leaf->fqn, leaf->value, item->dtype);
+    if (other) {
+        p->converted[p->n_converted++] = other;
+    }
+    return other ? other : leaf->value;
+}
+
+static bool same_form(matcher *m, const dcp_leaf *leaf, const dcp_value *target, const dcp_item *item, int ndim,
+                      const int64_t *extents)
+{
+    dcp_dtype dtype = dcp_value_dtype(target);
     bool is_same = true;
     if (item->ndim != ndim || (ndim && memcmp(item->extents, extents, (size_t)ndim * sizeof *extents) != 0)) {
         differ(m, DCP_DIFF_SHAPE, true, leaf->fqn, "shape %s in the checkpoint, %s in the state",
@@ -142,23 +160,23 @@ static bool same_form(matcher *m, const dcp_leaf *leaf, const dcp_item *item, in
 
 static void match_tensor(matcher *m, const dcp_leaf *leaf, const dcp_item *item)
 {
-    const dcp_tensor *t = dcp_value_tensor(leaf->value);
+    dcp_value *target = target_of(m, leaf, item);
+    const dcp_tensor *t = dcp_value_tensor(target);
     int ndim;
     const int64_t *extents;
     if (t) {
-        if (same_form(m, leaf, item, t->ndim, t->extents)) {
+        if (same_form(m, leaf, target, item, t->ndim, t->extents)) {
             add_request(m, item, NULL, t);
         }
         return;
     }
-    dcp_sharded_shape(leaf->value, &ndim, &extents);
-    if (!same_form(m, leaf, item, ndim, extents)) {
+    if (!dcp_sharded_shape(target, &ndim, &extents) || !same_form(m, leaf, target, item, ndim, extents)) {
         return;
     }
-    for (size_t i = 0; i < dcp_value_count(leaf->value); i++) {
+    for (size_t i = 0; i < dcp_value_count(target); i++) {
         dcp_tensor chunk;
         dcp_box box;
-        dcp_sharded_chunk(leaf->value, i, &chunk, &box);
+        dcp_sharded_chunk(target, i, &chunk, &box);
         add_request(m, item, &box, &chunk);
     }
 }
@@ -313,6 +331,9 @@ dcp_status dcp_plan_load(dcp_checkpoint *ck, dcp_value *state, const dcp_load_op
     }
     plan->ctx = ck->ctx;
     plan->state = state;
+    plan->object = opts ? opts->object : NULL;
+    plan->progress = opts ? opts->progress : NULL;
+    plan->user = opts ? opts->user : NULL;
     dcp__arena_init(&plan->arena, ck->ctx, UINT64_MAX);
     matcher m = {.ck = ck, .opts = opts ? opts : &defaults, .plan = plan, .report = report ? report : &unseen};
     dcp__buf_init(&m.text, ck->ctx);
@@ -337,6 +358,10 @@ void dcp_load_plan_free(dcp_load_plan *plan)
 {
     if (plan) {
         dcp_flat_free(plan->flat);
+        for (size_t i = 0; i < plan->n_converted; i++) {
+            dcp_value_free(plan->converted[i]);
+        }
+        dcp__free(plan->ctx, plan->converted);
         dcp__free(plan->ctx, plan->requests);
         dcp__free(plan->ctx, plan->objects);
         dcp__arena_reset(&plan->arena);

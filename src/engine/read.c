@@ -27,6 +27,9 @@ typedef struct worker {
 typedef struct run {
     dcp_checkpoint *ck;
     const dcp__read_plan *plan;
+    dcp_read_opts opts;
+    pthread_mutex_t lock; /* guards done_bytes and the caller's progress function */
+    uint64_t done_bytes;
     const dcp__step *batch; /* steps being read */
     size_t n_batch;
     part *parts;
@@ -184,10 +187,35 @@ static dcp_status cut_batch(run *r, dcp_error *err)
     return status;
 }
 
-static dcp_status read_part(void *arg, size_t i, int w, dcp_error *err)
+static uint64_t part_bytes(const run *r, const part *p)
 {
-    run *r = arg;
-    const part *p = &r->parts[i];
+    uint64_t bytes = 0;
+    if (!p->step->is_window) {
+        return p->dim < 0 ? p->piece->bytes : p->piece->bytes / (uint64_t)p->piece->sizes[p->dim] * (uint64_t)(p->to - p->from);
+    }
+    for (size_t i = 0; i < p->step->n; i++) {
+        const dcp__unit *u = &r->plan->units[p->step->first + i];
+        for (size_t k = 0; k < u->n; k++) {
+            bytes += r->plan->pieces[u->first + k].bytes;
+        }
+    }
+    return bytes;
+}
+
+static dcp_status advance(run *r, const part *p, dcp_error *err)
+{
+    if (!r->opts.progress) {
+        return DCP_OK;
+    }
+    pthread_mutex_lock(&r->lock);
+    r->done_bytes += part_bytes(r, p);
+    bool goes_on = r->opts.progress(r->opts.user, r->done_bytes, r->plan->bytes);
+    pthread_mutex_unlock(&r->lock);
+    return goes_on ? DCP_OK : dcp__fail(err, DCP_CANCELED, "stopped by the caller");
+}
+
+static dcp_status read_part(run *r, const part *p, int w, dcp_error *err)
+{
     if (p->step->is_window) {
         return dcp__read_window(r->plan, p->step, &r->workers[w].window, &r->workers[w].tile, err);
     }
@@ -201,12 +229,19 @@ static dcp_status read_part(void *arg, size_t i, int w, dcp_error *err)
     return dcp__in_item(r->ck, l->file, p->piece->entry->item.fqn, status, err);
 }
 
+static dcp_status do_part(void *arg, size_t i, int w, dcp_error *err)
+{
+    run *r = arg;
+    dcp_status status = read_part(r, &r->parts[i], w, err);
+    return status == DCP_OK ? advance(r, &r->parts[i], err) : status;
+}
+
 static dcp_status read_batch(run *r, dcp_error *err)
 {
     memset(r->located, 0, r->n_batch * sizeof *r->located);
     dcp_status status = dcp__parallel(r->n_batch, r->n_workers, locate_step, r, err);
     status = status == DCP_OK ? cut_batch(r, err) : status;
-    status = status == DCP_OK ? dcp__parallel(r->n_parts, r->n_workers, read_part, r, err) : status;
+    status = status == DCP_OK ? dcp__parallel(r->n_parts, r->n_workers, do_part, r, err) : status;
     for (size_t i = 0; i < r->n_batch; i++) {
         dcp__located_release(r->ck, &r->located[i]);
     }
@@ -241,7 +276,7 @@ static dcp_status read_steps(run *r, dcp_error *err)
     return status;
 }
 
-static dcp_status carry_out(dcp_checkpoint *ck, const dcp__read_plan *plan, dcp_error *err)
+static dcp_status carry_out(dcp_checkpoint *ck, const dcp__read_plan *plan, const dcp_read_opts *opts, dcp_error *err)
 {
     run *r = dcp__alloc(ck->ctx, sizeof *r); /* too large for the stacks of some threads */
     if (!r) {
@@ -250,7 +285,10 @@ static dcp_status carry_out(dcp_checkpoint *ck, const dcp__read_plan *plan, dcp_
     memset(r, 0, offsetof(run, located));
     r->ck = ck;
     r->plan = plan;
+    r->opts = *opts;
+    pthread_mutex_init(&r->lock, NULL);
     dcp_status status = read_steps(r, err);
+    pthread_mutex_destroy(&r->lock);
     dcp__free(ck->ctx, r);
     return status;
 }
@@ -316,16 +354,26 @@ dcp_status dcp_item_check_crc(dcp_checkpoint *ck, const dcp_item *item, dcp_erro
     return status;
 }
 
-dcp_status dcp_read_many(dcp_checkpoint *ck, const dcp_read_request *requests, size_t n, dcp_error *err)
+dcp_status dcp_read_many_with(dcp_checkpoint *ck, const dcp_read_request *requests, size_t n, const dcp_read_opts *opts,
+                              dcp_error *err)
 {
+    static const dcp_read_opts defaults = DCP_READ_OPTS_INIT;
     if (!ck || (n && !requests)) {
         return dcp__fail(err, DCP_ARG, "read: no %s", ck ? "requests" : "checkpoint");
     }
+    if (opts && opts->struct_size != sizeof *opts) {
+        return dcp__fail(err, DCP_ARG, "read options: struct_size %zu, expected %zu", opts->struct_size, sizeof *opts);
+    }
     dcp__read_plan plan;
     dcp_status status = dcp__plan_read(ck, requests, n, &plan, err);
-    status = status == DCP_OK ? carry_out(ck, &plan, err) : status;
+    status = status == DCP_OK ? carry_out(ck, &plan, opts ? opts : &defaults, err) : status;
     dcp__read_plan_reset(&plan);
     return status;
+}
+
+dcp_status dcp_read_many(dcp_checkpoint *ck, const dcp_read_request *requests, size_t n, dcp_error *err)
+{
+    return dcp_read_many_with(ck, requests, n, NULL, err);
 }
 
 dcp_status dcp_read(dcp_checkpoint *ck, const dcp_item *item, const dcp_box *box, const dcp_tensor *dst, dcp_error *err)

@@ -221,19 +221,49 @@ static dcp_status read_from_tree(dcp_checkpoint *ck, const dcp__entry *e, dcp_va
     return status;
 }
 
-static dcp_status read_archive(dcp_checkpoint *ck, const dcp__source *src, dcp_value **out, dcp_error *err)
+/* What becomes of a record: a value, or with value NULL its bytes. */
+typedef struct wanted {
+    dcp_value **value;
+    char **bytes;
+    size_t *bytes_len;
+} wanted;
+
+static dcp_status copy_record(dcp_checkpoint *ck, const dcp__source *src, const wanted *w, dcp_error *err)
+{
+    if (src->size >= SIZE_MAX) {
+        return dcp__fail(err, DCP_LIMIT, "record of %llu bytes", (unsigned long long)src->size);
+    }
+    char *copy = dcp__alloc(ck->ctx, (size_t)src->size + 1);
+    if (!copy) {
+        return dcp__nomem(err);
+    }
+    dcp_status status = dcp__source_read(src, 0, copy, (size_t)src->size, err);
+    if (status != DCP_OK) {
+        dcp__free(ck->ctx, copy);
+        return status;
+    }
+    copy[src->size] = 0;
+    *w->bytes = copy;
+    *w->bytes_len = (size_t)src->size;
+    return DCP_OK;
+}
+
+static dcp_status take_record(dcp_checkpoint *ck, const dcp__source *src, const wanted *w, dcp_error *err)
 {
     dcp__archive archive = {0};
+    if (!w->value) {
+        return copy_record(ck, src, w, err);
+    }
     dcp_status status = dcp__archive_open(ck->ctx, src, &archive, err);
     if (status != DCP_OK) {
         return status;
     }
-    status = dcp__read_value(ck, &archive, src, archive.object.value, out, err);
+    status = dcp__read_value(ck, &archive, src, archive.object.value, w->value, err);
     dcp__archive_reset(&archive);
     return status;
 }
 
-static dcp_status read_decoded_record(dcp_checkpoint *ck, uint32_t storage, dcp_value **out, dcp_error *err)
+static dcp_status read_decoded_record(dcp_checkpoint *ck, uint32_t storage, const wanted *w, dcp_error *err)
 {
     dcp__spool *spool;
     dcp__located decoded = {.file_offset = DCP_NO_OFFSET};
@@ -242,7 +272,7 @@ static dcp_status read_decoded_record(dcp_checkpoint *ck, uint32_t storage, dcp_
         return status;
     }
     dcp__source src = dcp__spool_source(spool);
-    status = read_archive(ck, &src, out, err);
+    status = take_record(ck, &src, w, err);
     if (status != DCP_OK) {
         dcp__to_file_offset(&decoded, err);
     }
@@ -250,7 +280,7 @@ static dcp_status read_decoded_record(dcp_checkpoint *ck, uint32_t storage, dcp_
     return status;
 }
 
-static dcp_status read_stored_record(dcp_checkpoint *ck, const dcp__storage *s, dcp_value **out, dcp_error *err)
+static dcp_status read_stored_record(dcp_checkpoint *ck, const dcp__storage *s, const wanted *w, dcp_error *err)
 {
     dcp_file *f;
     uint64_t bytes;
@@ -264,7 +294,7 @@ static dcp_status read_stored_record(dcp_checkpoint *ck, const dcp__storage *s, 
                               (unsigned long long)s->length, (unsigned long long)s->offset, (unsigned long long)bytes);
     } else {
         dcp__source src = dcp__source_file(f, s->offset, s->length);
-        status = read_archive(ck, &src, out, err);
+        status = take_record(ck, &src, w, err);
     }
     if (status != DCP_OK) {
         dcp__to_file_offset(&place, err);
@@ -274,11 +304,11 @@ static dcp_status read_stored_record(dcp_checkpoint *ck, const dcp__storage *s, 
     return status;
 }
 
-static dcp_status read_record(dcp_checkpoint *ck, uint32_t storage, dcp_value **out, dcp_error *err)
+static dcp_status read_record(dcp_checkpoint *ck, uint32_t storage, const wanted *w, dcp_error *err)
 {
     const dcp__storage *s = &ck->meta->storages[storage];
     if (!s->transforms) {
-        return read_stored_record(ck, s, out, err);
+        return read_stored_record(ck, s, w, err);
     }
     dcp_file *f;
     uint64_t bytes;
@@ -286,7 +316,7 @@ static dcp_status read_record(dcp_checkpoint *ck, uint32_t storage, dcp_value **
     if (status != DCP_OK) {
         return status; /* none of what is in the record */
     }
-    status = read_decoded_record(ck, storage, out, err);
+    status = read_decoded_record(ck, storage, w, err);
     if (status != DCP_OK) {
         dcp__to_record_offset(s, status, err);
     }
@@ -294,24 +324,38 @@ static dcp_status read_record(dcp_checkpoint *ck, uint32_t storage, dcp_value **
     return status;
 }
 
-dcp_status dcp_read_object(dcp_checkpoint *ck, const dcp_item *item, dcp_value **out, dcp_error *err)
+static dcp_status read_item(dcp_checkpoint *ck, const dcp_item *item, const wanted *w, dcp_error *err)
 {
-    if (!ck || !item || !out) {
-        return dcp__fail(err, DCP_ARG, "read: no %s", !ck ? "checkpoint" : !item ? "item" : "place for the result");
-    }
     const dcp__entry *e = dcp__entry_of(item);
     int64_t file = -1;
     dcp_status status;
     if (item->kind != DCP_ITEM_OBJECT) {
         status = dcp__fail(err, DCP_MISMATCH, "it is a tensor, not an object");
     } else if (ck->values) {
-        status = read_from_tree(ck, e, out, err);
+        status = w->value ? read_from_tree(ck, e, w->value, err)
+                          : dcp__fail(err, DCP_UNSUPPORTED, "it is part of a torch.save file and has no record of its own");
         file = 0;
     } else if (e->storage == DCP__NO_STORAGE) {
         status = dcp__fail(err, DCP_FORMAT, "the metadata names no place for it");
     } else {
-        status = read_record(ck, e->storage, out, err);
+        status = read_record(ck, e->storage, w, err);
         file = ck->meta->storages[e->storage].file;
     }
     return status == DCP_OK ? status : dcp__in_item(ck, file, item->fqn, status, err);
+}
+
+dcp_status dcp_read_object(dcp_checkpoint *ck, const dcp_item *item, dcp_value **out, dcp_error *err)
+{
+    if (!ck || !item || !out) {
+        return dcp__fail(err, DCP_ARG, "read: no %s", !ck ? "checkpoint" : !item ? "item" : "place for the result");
+    }
+    return read_item(ck, item, &(wanted){.value = out}, err);
+}
+
+dcp_status dcp_read_record(dcp_checkpoint *ck, const dcp_item *item, char **out, size_t *out_len, dcp_error *err)
+{
+    if (!ck || !item || !out || !out_len) {
+        return dcp__fail(err, DCP_ARG, "read: no %s", !ck ? "checkpoint" : !item ? "item" : "place for the result");
+    }
+    return read_item(ck, item, &(wanted){.bytes = out, .bytes_len = out_len}, err);
 }

@@ -21,6 +21,12 @@ void dcp_plan_cache_free(dcp_plan_cache *c)
     }
 }
 
+static dcp_status failed_before(const dcp_save_opts *opts, dcp_error *err)
+{
+    const dcp_error *failed = opts && opts->struct_size == sizeof *opts ? opts->failed : NULL;
+    return failed ? dcp__fail_as(err, failed) : DCP_OK;
+}
+
 /* A rank that fails goes on to the next step with its status, where all of them learn of it. */
 static dcp_status save(dcp_context *ctx, const char *path, dcp_value *state, const dcp_save_opts *opts, dcp_save_report *report,
                        dcp_error *err)
@@ -28,7 +34,8 @@ static dcp_status save(dcp_context *ctx, const char *path, dcp_value *state, con
     dcp_save_plan *plan = NULL;
     dcp_save_session *session;
     double start = dcp__now();
-    dcp_status status = dcp__check_save_report(report, err);
+    dcp_status status = failed_before(opts, err);
+    status = status == DCP_OK ? dcp__check_save_report(report, err) : status;
     status = status == DCP_OK ? dcp__plan_save_of_rank(ctx, state, opts, &plan, err) : status;
     double planned = dcp__now() - start;
     status = dcp__save_begin(ctx, path, opts, status, &session, err);

@@ -55,7 +55,10 @@ static dcp_status digest_item(dcp_context *ctx, const dcp_write_item *item, dcp_
                               size_t block_bytes, dcp_error *err)
 {
     dcp_status status = DCP_OK;
-    if (item->kind == DCP_ITEM_OBJECT) {
+    if (item->kind == DCP_ITEM_OBJECT && dcp_value_kind(item->object) == DCP_KIND_RECORD) {
+        dcp_str bytes = dcp_value_str(item->object);
+        dcp__hasher_update(hasher, bytes.ptr, bytes.len);
+    } else if (item->kind == DCP_ITEM_OBJECT) {
         dcp__buf pickle;
         dcp__write_storage *storages = NULL;
         size_t n = 0;

@@ -30,6 +30,7 @@ typedef struct storage_place {
 
 struct dcp__archive_layout {
     dcp_context *ctx;
+    bool is_finished; /* all of it is in `pickle` */
     const void *pickle;
     size_t pickle_len;
     size_t pickle_at; /* in the text: data.pkl's content goes in here */
@@ -425,6 +426,24 @@ dcp_status dcp__archive_layout_create(dcp_context *ctx, const dcp__archive_opts 
     return DCP_OK;
 }
 
+dcp_status dcp__archive_layout_finished(dcp_context *ctx, const void *bytes, size_t len, dcp__archive_layout **out,
+                                        dcp_error *err)
+{
+    ctx = dcp__context(ctx);
+    dcp__archive_layout *l = dcp__calloc(ctx, 1, sizeof *l + sizeof *l->places);
+    if (!l) {
+        return dcp__nomem(err);
+    }
+    l->ctx = ctx;
+    l->is_finished = true;
+    l->pickle = bytes;
+    l->pickle_len = len;
+    l->length = len;
+    l->places = (storage_place *)(l + 1);
+    *out = l;
+    return DCP_OK;
+}
+
 void dcp__archive_layout_free(dcp__archive_layout *l)
 {
     if (l) {
@@ -472,6 +491,10 @@ static void patch_end(const dcp__archive_layout *l, const uint32_t *crcs, uint8_
 void dcp__archive_piece(const dcp__archive_layout *l, size_t k, const uint32_t *crcs, uint8_t *out)
 {
     size_t start = l->places[k].piece, end = piece_end(l, k);
+    if (l->is_finished) {
+        memcpy(out, l->pickle, l->pickle_len);
+        return;
+    }
     if (k == 0) {
         memcpy(out, l->text, l->pickle_at);
         if (l->pickle_len) {

@@ -22,6 +22,9 @@ typedef struct dcp__archive_layout dcp__archive_layout;
  * KiB for a tensor record. Errors: NOMEM, ARG (options), LIMIT (size overflows). */
 dcp_status dcp__archive_layout_create(dcp_context *ctx, const dcp__archive_opts *opts, const void *pickle, size_t pickle_len,
                                       const uint64_t *storage_bytes, size_t n, dcp__archive_layout **out, dcp_error *err);
+/* An archive that somebody else has finished: one piece, the bytes as they are (borrowed until freed). Errors: NOMEM. */
+dcp_status dcp__archive_layout_finished(dcp_context *ctx, const void *bytes, size_t len, dcp__archive_layout **out,
+                                        dcp_error *err);
 void dcp__archive_layout_free(dcp__archive_layout *l); /* NULL is allowed */
 uint64_t dcp__archive_length(const dcp__archive_layout *l);
 /* Offset of storage i's bytes from the start of the archive. */

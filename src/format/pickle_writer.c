@@ -723,9 +723,11 @@ static dcp_status write_new_value(writer *w, const dcp_value *v)
     case DCP_KIND_DEVICE: return write_device(w, v);
     case DCP_KIND_TENSOR: return write_tensor_value(w, v);
     case DCP_KIND_OPAQUE: return write_opaque(w, v);
+    case DCP_KIND_RECORD:
     case DCP_KIND_SHARDED: break;
     }
-    return dcp__fail(w->err, DCP_ARG, "a sharded tensor inside a value that is stored as a whole");
+    return dcp__fail(w->err, DCP_ARG, "a %s inside a value that is stored as a whole",
+                     dcp_value_kind(v) == DCP_KIND_RECORD ? "finished record" : "sharded tensor");
 }
 
 static dcp_status write_value(writer *w, const dcp_value *v)

@@ -79,12 +79,31 @@ static dcp_status tensor_archive(maker *m, const dcp_write_item *item, uint32_t 
 
 /* ---- records ---- */
 
+static dcp_status add_finished(maker *m, const dcp_write_item *item, dcp__record *r, dcp_error *err)
+{
+    dcp__layout *l = m->l;
+    dcp_str bytes = dcp_value_str(item->object);
+    void *array = l->archives;
+    if (!dcp__grow(l->ctx, &array, &l->cap_archives, l->n_archives + 1, sizeof(dcp__archive_layout *))) {
+        return dcp__nomem(err);
+    }
+    l->archives = array;
+    dcp_status status = dcp__archive_layout_finished(l->ctx, bytes.ptr, bytes.len, &l->archives[l->n_archives], err);
+    if (status == DCP_OK) {
+        *r = (dcp__record){.item = item, .archive = l->archives[l->n_archives++]};
+    }
+    return status;
+}
+
 static dcp_status add_object(maker *m, const dcp_write_item *item, dcp__record *r, dcp_error *err)
 {
     dcp__layout *l = m->l;
     dcp__buf pickle;
     dcp__write_storage *storages = NULL;
     size_t n = 0, index = 0;
+    if (dcp_value_kind(item->object) == DCP_KIND_RECORD) {
+        return add_finished(m, item, r, err);
+    }
     dcp__buf_init(&pickle, l->ctx);
     dcp_status status = dcp__pickle_value(&pickle, item->object, &storages, &n, err);
     dcp__write_storage *kept = dcp__arena_alloc(&l->arena, n * sizeof *kept);

@@ -249,6 +249,7 @@ static bool equal(comparison *c, const dcp_value *a, const dcp_value *b, int dep
     case DCP_KIND_STR:
     case DCP_KIND_BYTES:
     case DCP_KIND_BYTEARRAY:
+    case DCP_KIND_RECORD:
     case DCP_KIND_DEVICE: return same_str(dcp_value_str(a), dcp_value_str(b));
     case DCP_KIND_DTYPE: return dcp_value_dtype(a) == dcp_value_dtype(b);
     case DCP_KIND_TENSOR: return same_tensor(dcp_value_tensor(a), dcp_value_tensor(b));

@@ -36,6 +36,12 @@ typedef struct dcp__text {
     char bytes[];
 } dcp__text;
 
+/* a finished record: bytes are borrowed */
+typedef struct dcp__record_node {
+    dcp_value head;
+    dcp_str bytes;
+} dcp__record_node;
+
 typedef struct dcp__composite {
     dcp_value head;
     union {

@@ -323,6 +323,13 @@ static dcp_status print_opaque(printer *p, const dcp_value *v, uint32_t depth)
     return status == DCP_OK ? put_text(p, " bytes>") : status;
 }
 
+static dcp_status print_record(printer *p, const dcp_value *v)
+{
+    dcp_status status = put_text(p, "<record, ");
+    status = status == DCP_OK ? put_u64(p, dcp_value_str(v).len) : status;
+    return status == DCP_OK ? put_text(p, " bytes>") : status;
+}
+
 /* ---- all kinds ---- */
 
 static dcp_status print_dtype(printer *p, dcp_dtype dtype)
@@ -357,6 +364,7 @@ static dcp_status print_value(printer *p, const dcp_value *v, uint32_t depth)
     case DCP_KIND_TENSOR: return print_tensor(p, dcp_value_tensor(v));
     case DCP_KIND_SHARDED: return print_sharded(p, v);
     case DCP_KIND_OPAQUE: return print_opaque(p, v, depth);
+    case DCP_KIND_RECORD: return print_record(p, v);
     }
     return dcp__fail(p->err, DCP_INTERNAL, "no value is of kind %d", v->kind);
 }

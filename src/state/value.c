@@ -373,6 +373,7 @@ dcp_str dcp_value_str(const dcp_value *v)
     case DCP_KIND_BYTES:
     case DCP_KIND_BYTEARRAY:
     case DCP_KIND_DEVICE: return (dcp_str){((const dcp__text *)v)->bytes, ((const dcp__text *)v)->len};
+    case DCP_KIND_RECORD: return ((const dcp__record_node *)v)->bytes;
     default: return (dcp_str){NULL, 0};
     }
 }

@@ -22,6 +22,7 @@ void use_initialisers(void)
     USE(dcp_comm_callbacks, DCP_COMM_CALLBACKS_INIT);
     USE(dcp_open_opts, DCP_OPEN_OPTS_INIT);
     USE(dcp_checkpoint_info, DCP_CHECKPOINT_INFO_INIT);
+    USE(dcp_read_opts, DCP_READ_OPTS_INIT);
     USE(dcp_verify_opts, DCP_VERIFY_OPTS_INIT);
     USE(dcp_verify_report, DCP_VERIFY_REPORT_INIT);
     USE(dcp_load_opts, DCP_LOAD_OPTS_INIT);
