@@ -1,0 +1,58 @@
+/* The module libdcp._core: what the Python packages are made of. Python.h in its stable form for 3.11, so that one build serves
+ * every later version. One interpreter in a process: names and types are kept in variables of the library. */
+#include "core.h"
+
+core_names names;
+
+static int init_names(void)
+{
+    struct {
+        PyObject **name;
+        const char *text;
+    } const all[] = {
+        {&names.data_ptr, "data_ptr"}, {&names.dtype, "dtype"},
+        {&names.is_conj, "is_conj"},   {&names.is_contiguous, "is_contiguous"},
+        {&names.is_cpu, "is_cpu"},     {&names.is_neg, "is_neg"},
+        {&names.layout, "layout"},     {&names.shape, "shape"},
+        {&names.stride, "stride"},     {&names.items, "items"},
+        {&names.release, "release"},   {&names.from_bytes, "from_bytes"},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        *all[i].name = PyUnicode_InternFromString(all[i].text);
+        if (!*all[i].name) {
+            return -1;
+        }
+    }
+    PyObject *collections = PyImport_ImportModule("collections");
+    names.ordered_dict = collections ? (PyTypeObject *)PyObject_GetAttrString(collections, "OrderedDict") : NULL;
+    Py_XDECREF(collections);
+    return names.ordered_dict ? 0 : -1;
+}
+
+#define WITH_KEYWORDS(function) (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
+
+static PyMethodDef functions[] = {
+    {"save", WITH_KEYWORDS(core_save), "Saves a dict as a checkpoint; see docs/design/python.md."},
+    {"load", WITH_KEYWORDS(core_load), "Loads a checkpoint into a dict; see docs/design/python.md."},
+    {"open", WITH_KEYWORDS(core_open), "open(path, *, rank=-1, check_crc=False, allow_outside=False)\n--\n\nOpens a checkpoint."},
+    {"latest", core_latest, METH_O, "latest(path)\n--\n\nPath of the newest complete checkpoint directly below a directory."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, .m_name = "libdcp._core", .m_doc = "The C side of libdcp.", .m_size = -1, .m_methods = functions,
+};
+
+PyMODINIT_FUNC PyInit__core(void);
+
+PyMODINIT_FUNC PyInit__core(void)
+{
+    PyObject *module = PyModule_Create(&definition);
+    if (!module || init_names() < 0 || errors_init(module) < 0 || memory_init(module) < 0 || group_init(module) < 0 ||
+        plan_cache_init(module) < 0 || checkpoint_init(module) < 0 ||
+        PyModule_AddStringConstant(module, "__version__", dcp_version()) < 0) {
+        Py_XDECREF(module);
+        return NULL;
+    }
+    return module;
+}

@@ -1,0 +1,14 @@
+# Tests of the Python packages: unittest programs, run with the build tree's package.
+function(dcp_python_test folder name)
+    add_test(NAME python.${folder}.${name}
+        COMMAND ${PROJECT_SOURCE_DIR}/tests/python/run.sh ${PROJECT_BINARY_DIR} ${folder}/test_${name}.py ${ARGN})
+    set_tests_properties(python.${folder}.${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 300)
+endfunction()
+
+if(TARGET dcp_python AND NOT DCP_SANITIZE AND NOT DCP_TEST_WRAPPER)
+    dcp_python_test(core extension)
+    dcp_python_test(core torch_objects torch)
+    if(EXISTS ${PROJECT_SOURCE_DIR}/tests/python/torch/CMakeLists.txt)
+        add_subdirectory(python/torch)
+    endif()
+endif()
