@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/hash.h"
@@ -236,6 +237,14 @@ static void measure(bench *b, double (*fn)(bench *b, double *cpu), side *times)
     bench_add(&times->cpu, cpu);
 }
 
+/* Of the process so far. */
+static long peak_kib(void)
+{
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_maxrss;
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 2) {
@@ -251,11 +260,13 @@ int main(int argc, char **argv)
     double unused;
     bench_must(dcp_storage_memory(NULL, &rest, &err), &err);
     plainly(&b, &unused); /* warms caches, frequency and free pages */
+    long before = peak_kib();
     for (uint64_t i = 0; i < runs; i++) {
         measure(&b, i % 2 ? plainly : save, i % 2 ? &plain : &saves);
         measure(&b, i % 2 ? save : plainly, i % 2 ? &saves : &plain);
     }
     row(&b, "save", &saves);
+    bench_row_number("- peak memory above the state, MiB", (double)(peak_kib() - before) / 1024);
     row(&b, b.dir ? "plain writes" : "CRC-32 and XXH3 alone", &plain);
     bench_row_number("ratio", bench_median(&plain.wall) / bench_median(&saves.wall));
     bench_state_free(&b.state);

@@ -312,14 +312,95 @@ static dcp_status look_first(dcp_save_session *s, dcp_error *err)
     return DCP_OK;
 }
 
-/* The coordinator's part: the place is this save's from here on. */
+static dcp_status make_place(dcp_save_session *s, dcp_error *err)
+{
+    dcp_stat st;
+    if (!s->storage->ops->make_dir) {
+        return DCP_OK;
+    }
+    bool is_new = s->storage->ops->stat(s->storage, s->dir, &st, NULL) == DCP_NOT_FOUND;
+    dcp_status status = s->storage->ops->make_dir(s->storage, s->dir, err);
+    s->made_dir |= is_new && status == DCP_OK;
+    return status;
+}
+
+/* The coordinator's part: the place is this save's from here on. A save that has failed may take the directory away, empty as it
+ * was, between two steps of this one. */
 static dcp_status claim_place(dcp_save_session *s, dcp_error *err)
 {
-    dcp_status status = look_first(s, err);
-    if (status == DCP_OK && s->storage->ops->make_dir) {
-        status = s->storage->ops->make_dir(s->storage, s->dir, err);
+    dcp_error fault = DCP_ERROR_INIT;
+    dcp_status status = look_first(s, &fault);
+    for (int i = 0; i < 3 && (i == 0 || status == DCP_NOT_FOUND); i++) {
+        status = status == DCP_OK || i ? make_place(s, &fault) : status;
+        status = status == DCP_OK ? dcp__session_claim(s, &fault) : status;
     }
-    return status == DCP_OK ? dcp__session_claim(s, err) : status;
+    if (status != DCP_OK && err) {
+        *err = fault;
+    }
+    return status;
+}
+
+/* A storage cannot remove its own root: that is a matter of the directory above. */
+static void remove_local_dir(dcp_context *ctx, char *path)
+{
+    dcp_storage *above;
+    char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    if (slash) {
+        *slash = 0;
+    }
+    if (*name && dcp_storage_posix(ctx, !slash ? "." : slash == path ? "/" : path, &above, NULL) == DCP_OK) {
+        above->ops->remove(above, name, NULL);
+        dcp_storage_free(above);
+    }
+}
+
+/* Of a save that has failed: the directory that it made goes, unless something has come into it. */
+static void drop_place(const dcp_save_session *s)
+{
+    const char *given = s->opts.storage ? s->dir : s->path;
+    size_t len = strlen(given);
+    while (len > 1 && given[len - 1] == '/') {
+        len--;
+    }
+    char *path = dcp__strndup(s->ctx, given, len);
+    if (path && s->opts.storage) {
+        s->storage->ops->remove(s->storage, path, NULL);
+    } else if (path) {
+        remove_local_dir(s->ctx, path);
+    }
+    dcp__free(s->ctx, path);
+}
+
+static void end_session(dcp_save_session *s, bool keep_intent, bool no_place)
+{
+    dcp_context *ctx = s->ctx;
+    dcp__session_drop_intent(s, keep_intent);
+    if (no_place) {
+        drop_place(s);
+    }
+    dcp__names_reset(ctx, &s->doomed);
+    dcp__names_reset(ctx, &s->dead_intents);
+    dcp__names_reset(ctx, &s->created);
+    dcp__buf_reset(&s->metadata);
+    dcp__group_plan_reset(&s->group);
+    dcp__free(ctx, s->placed);
+    dcp__free(ctx, s->digests);
+    dcp__free(ctx, s->facts);
+    if (s->owns_storage) {
+        dcp_storage_free(s->storage);
+    }
+    pthread_mutex_destroy(&s->lock);
+    dcp__free(ctx, (char *)s->opts.transform);
+    dcp__free(ctx, (char *)s->opts.checkpoint_id);
+    dcp__free(ctx, s->intent_name);
+    dcp__free(ctx, s->dir);
+    dcp__free(ctx, s->path);
+    dcp__free(ctx, s);
+}
+
+void dcp__session_free(dcp_save_session *s, bool keep_intent)
+{
+    end_session(s, keep_intent, false);
 }
 
 /* What the others have to know of it. */
@@ -391,7 +472,7 @@ dcp_status dcp__save_begin(dcp_context *ctx, const char *path, const dcp_save_op
     dcp_status status = share_claim(s, &step, has_root ? opts->coordinator : 0, mine, err);
     if (status != DCP_OK) {
         if (s) {
-            dcp__session_free(s, false);
+            end_session(s, false, s->made_dir);
         }
         return dcp__prefix(err, status, "%s: ", path);
     }
@@ -411,30 +492,6 @@ dcp_status dcp_save_begin(dcp_context *ctx, const char *path, const dcp_save_opt
 
 /* ---- end ---- */
 
-void dcp__session_free(dcp_save_session *s, bool keep_intent)
-{
-    dcp_context *ctx = s->ctx;
-    dcp__session_drop_intent(s, keep_intent);
-    dcp__names_reset(ctx, &s->doomed);
-    dcp__names_reset(ctx, &s->dead_intents);
-    dcp__names_reset(ctx, &s->created);
-    dcp__buf_reset(&s->metadata);
-    dcp__group_plan_reset(&s->group);
-    dcp__free(ctx, s->placed);
-    dcp__free(ctx, s->digests);
-    dcp__free(ctx, s->facts);
-    if (s->owns_storage) {
-        dcp_storage_free(s->storage);
-    }
-    pthread_mutex_destroy(&s->lock);
-    dcp__free(ctx, (char *)s->opts.transform);
-    dcp__free(ctx, (char *)s->opts.checkpoint_id);
-    dcp__free(ctx, s->intent_name);
-    dcp__free(ctx, s->dir);
-    dcp__free(ctx, s->path);
-    dcp__free(ctx, s);
-}
-
 void dcp_save_abort(dcp_save_session *s)
 {
     bool is_clean = true;
@@ -448,6 +505,6 @@ void dcp_save_abort(dcp_save_session *s)
     }
     if (s) { /* the removals first, durably: without the intent nobody would find what comes back after a crash */
         is_clean = is_clean && (s->created.n == 0 || dcp__session_sync_dir(s, NULL) == DCP_OK);
-        dcp__session_free(s, !is_clean);
+        end_session(s, !is_clean, is_clean && s->made_dir);
     }
 }

@@ -30,6 +30,7 @@ struct dcp_save_session {
     char generation[DCP__GENERATION_BYTES]; /* part of the file names; "" where no data file is in the way */
     char *intent_name;
     dcp_file *intent;          /* open, and locked if the storage has locks; NULL: none */
+    bool made_dir;             /* the directory is this save's own */
     bool replaces;             /* there is a checkpoint to be replaced */
     dcp__names doomed;         /* files that nobody names once the new checkpoint stands */
     dcp__names dead_intents;   /* of saves that are gone */

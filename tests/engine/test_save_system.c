@@ -123,8 +123,8 @@ static void check_no_room(const char *path, dcp_status expected)
     char checkpoint[300];
     snprintf(checkpoint, sizeof checkpoint, "%s/ckpt", path);
     assert_int_equal(save(checkpoint, new, false, &err), expected);
-    assert_non_null(strstr(err.message, "\"w\"")); /* names the item */
-    assert_int_equal(count_files(checkpoint), 0);
+    assert_non_null(strstr(err.message, "\"w\""));     /* names the item */
+    assert_int_not_equal(access(checkpoint, F_OK), 0); /* it was made for this save */
     save_ok(checkpoint, old, false);
     assert_int_equal(save(checkpoint, new, true, &err), expected);
     assert_true(holds(checkpoint, old));
@@ -204,6 +204,14 @@ static bool remove_directory(void *user, uint64_t done, uint64_t total)
     return true;
 }
 
+static bool cancel(void *user, uint64_t done, uint64_t total)
+{
+    (void)user;
+    (void)done;
+    (void)total;
+    return false;
+}
+
 static void system__directory_that_vanishes_is_an_error(void **unused)
 {
     (void)unused;
@@ -217,6 +225,56 @@ static void system__directory_that_vanishes_is_an_error(void **unused)
     assert_non_null(strstr(err.message, d.path));
     assert_int_not_equal(access(d.path, F_OK), 0);
     dcp_value_free(state);
+}
+
+/* A save that comes to nothing takes the directory that it made away again, but none that was there. */
+static void system__a_failed_save_leaves_no_directory(void **unused)
+{
+    (void)unused;
+    temp_dir d = make_dir();
+    char old_dir[300];
+    dcp_value *state = state_of(1, 10);
+    dcp_save_opts opts = DCP_SAVE_OPTS_INIT;
+    const char *const names[] = {"new", "new/", "new//", "a/b/new"};
+    dcp_dict_set_int(state, "o.k", 1, NULL);
+    dcp_value *inner;
+    dcp_dict_create(NULL, &inner, NULL);
+    dcp_dict_set_int(inner, "k", 2, NULL);
+    dcp_dict_set(state, dcp_key_str("o"), inner, NULL); /* one name for two: found when the plan is made */
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char path[400];
+        snprintf(path, sizeof path, "%s/%s", d.path, names[i]);
+        assert_int_not_equal(dcp_save(NULL, path, state, NULL, NULL, NULL), DCP_OK);
+        assert_int_not_equal(access(path, F_OK), 0);
+    }
+    dcp_value_free(state);
+
+    /* when it is under way */
+    state = state_of(1, 3000000);
+    opts.progress = cancel;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char path[400];
+        snprintf(path, sizeof path, "%s/%s", d.path, names[i]);
+        assert_int_equal(dcp_save(NULL, path, state, &opts, NULL, NULL), DCP_CANCELED);
+        assert_int_not_equal(access(path, F_OK), 0);
+    }
+    snprintf(old_dir, sizeof old_dir, "%s/old", d.path);
+    assert_int_equal(mkdir(old_dir, 0777), 0);
+    assert_int_equal(dcp_save(NULL, old_dir, state, &opts, NULL, NULL), DCP_CANCELED);
+    assert_int_equal(count_files(old_dir), 0);
+    put_file(old_dir, "mine", "text");
+    assert_int_equal(dcp_save(NULL, old_dir, state, &opts, NULL, NULL), DCP_CANCELED);
+    assert_int_equal(count_files(old_dir), 1);
+
+    /* by a name without a directory */
+    char *here = getcwd(NULL, 0);
+    assert_int_equal(chdir(d.path), 0);
+    assert_int_equal(dcp_save(NULL, "alone", state, &opts, NULL, NULL), DCP_CANCELED);
+    assert_int_not_equal(access("alone", F_OK), 0);
+    assert_int_equal(chdir(here), 0);
+    free(here);
+    dcp_value_free(state);
+    temp_dir_remove(&d);
 }
 
 static void system__what_is_in_the_way_stays(void **unused)
@@ -567,6 +625,7 @@ int main(void)
         cmocka_unit_test(system__file_size_limit_keeps_the_old_checkpoint_and_leaves_nothing),
         cmocka_unit_test(system__read_only_directory_is_an_error_and_an_existing_checkpoint_is_named),
         cmocka_unit_test(system__directory_that_vanishes_is_an_error),
+        cmocka_unit_test(system__a_failed_save_leaves_no_directory),
         cmocka_unit_test(system__what_is_in_the_way_stays),
         cmocka_unit_test(system__data_files_that_nobody_names_are_not_touched),
         cmocka_unit_test(system__an_intent_cannot_have_other_files_removed),
