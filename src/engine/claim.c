@@ -304,6 +304,51 @@ static dcp_status sort_data(claim *c, const dcp__strmap *old, const family *old_
     return status;
 }
 
+/* ---- files of 0 bytes that PyTorch has written ----
+ *
+ * A rank of PyTorch's that has nothing to save leaves files of 0 bytes, and its metadata neither names them nor tells how many
+ * ranks there were. They are told by what PyTorch does: every rank r below the number of ranks has a file `__r_0.distcp`, and
+ * where it writes with n threads `__r_0` to `__r_<n - 1>`. So a file that follows its predecessors without a gap, and holds
+ * nothing, is the old checkpoint's. What stands behind a gap is not, nor what holds bytes of which the metadata does not know. */
+
+/* Whether the file is one of the old checkpoint's: named by its metadata, or empty, and then condemned here. */
+static bool belongs(claim *c, const dcp__strmap *present, const dcp__strmap *named, const char *name, dcp_status *status,
+                    dcp_error *err)
+{
+    dcp_stat st;
+    uint64_t unused;
+    if (!dcp__strmap_get(present, dcp_str_of(name), &unused)) {
+        return false;
+    }
+    if (dcp__strmap_get(named, dcp_str_of(name), &unused)) {
+        return true;
+    }
+    bool is_empty = dcp__session_stat(c->session, name, &st, NULL) == DCP_OK && st.type == DCP_ENTRY_FILE && st.bytes == 0;
+    *status = is_empty ? condemn(c, name, err) : DCP_OK;
+    return is_empty;
+}
+
+static dcp_status take_empty_files(claim *c, const dcp__strmap *named, dcp_error *err)
+{
+    dcp__strmap present;
+    dcp_status status = DCP_OK;
+    char name[64];
+    dcp__strmap_init(&present, c->session->ctx);
+    for (size_t i = 0; i < c->data.n && status == DCP_OK; i++) {
+        status = dcp__strmap_add(&present, dcp_str_of(c->data.names[i]), i, NULL, err);
+    }
+    bool goes_on = status == DCP_OK;
+    for (int rank = 0; goes_on && status == DCP_OK; rank++) {
+        int n = 0;
+        do {
+            dcp__data_file_name(rank, "", (size_t)n, name);
+        } while (belongs(c, &present, named, name, &status, err) && status == DCP_OK && ++n);
+        goes_on = n > 0;
+    }
+    dcp__strmap_reset(&present);
+    return status;
+}
+
 static dcp_status sort_with(claim *c, const dcp_checkpoint *old, dcp__names *leftovers, dcp_error *err)
 {
     dcp__strmap names;
@@ -319,6 +364,9 @@ static dcp_status sort_with(claim *c, const dcp_checkpoint *old, dcp__names *lef
         f.world = old->meta->own.world;
     }
     status = status == DCP_OK ? sort_data(c, &names, &f, leftovers, err) : status;
+    if (status == DCP_OK && old && old->layout == DCP_LAYOUT_DCP && !old->meta->own.present) {
+        status = take_empty_files(c, &names, err);
+    }
     dcp__strmap_reset(&names);
     return status;
 }

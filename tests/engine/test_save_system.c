@@ -204,6 +204,46 @@ static bool remove_directory(void *user, uint64_t done, uint64_t total)
     return true;
 }
 
+/* Ranks of PyTorch's without items leave files of 0 bytes that no metadata names. They go with the checkpoint that they belong
+ * to; what only looks like them stays. */
+static void system__empty_files_of_pytorch_go_with_its_checkpoint(void **unused)
+{
+    (void)unused;
+    static const char *const belong[] = {"__4_0.distcp", "__5_0.distcp", "__1_1.distcp", "__1_2.distcp", "__5_1.distcp"};
+    static const char *const stay[] = {"__7_0.distcp",   "__1_4.distcp", "__07_0.distcp", "__0_.distcp",
+                                       "other_0.distcp", "__6.distcp",   "__x_0.distcp",  "__3_0"};
+    temp_dir d = make_dir();
+    dcp_value *state = state_of(1, 1000);
+    char command[600];
+    snprintf(command, sizeof command, "cp '%s'/golden/2.13.0/sharded/ckpt/* '%s'/golden/2.13.0/sharded/ckpt/.metadata %s",
+             DCP_TEST_DIR, DCP_TEST_DIR, d.path);
+    assert_int_equal(system(command), 0);
+    for (size_t i = 0; i < sizeof belong / sizeof belong[0]; i++) {
+        put_file(d.path, belong[i], "");
+    }
+    for (size_t i = 0; i < sizeof stay / sizeof stay[0]; i++) {
+        put_file(d.path, stay[i], "");
+    }
+    put_file(d.path, "__2_1.distcp", "content"); /* nobody's: it holds something */
+    put_file(d.path, "__2_2.distcp", "");        /* and so its successor is nobody's either */
+    save_ok(d.path, state, true);
+    assert_true(holds(d.path, state));
+    for (size_t i = 0; i < sizeof stay / sizeof stay[0]; i++) {
+        assert_true(file_is(d.path, stay[i], ""));
+    }
+    assert_true(file_is(d.path, "__2_1.distcp", "content"));
+    assert_true(file_is(d.path, "__2_2.distcp", ""));
+    assert_int_equal(count_files(d.path), 2 + sizeof stay / sizeof stay[0] + 2); /* .metadata and one data file of this save */
+
+    /* Of a checkpoint of our own, none but its own go. */
+    put_file(d.path, "__0_0.distcp", "");
+    put_file(d.path, "__1_0.distcp", "");
+    save_ok(d.path, state, true);
+    assert_true(file_is(d.path, "__0_0.distcp", "") && file_is(d.path, "__1_0.distcp", ""));
+    dcp_value_free(state);
+    temp_dir_remove(&d);
+}
+
 static bool cancel(void *user, uint64_t done, uint64_t total)
 {
     (void)user;
@@ -625,6 +665,7 @@ int main(void)
         cmocka_unit_test(system__file_size_limit_keeps_the_old_checkpoint_and_leaves_nothing),
         cmocka_unit_test(system__read_only_directory_is_an_error_and_an_existing_checkpoint_is_named),
         cmocka_unit_test(system__directory_that_vanishes_is_an_error),
+        cmocka_unit_test(system__empty_files_of_pytorch_go_with_its_checkpoint),
         cmocka_unit_test(system__a_failed_save_leaves_no_directory),
         cmocka_unit_test(system__what_is_in_the_way_stays),
         cmocka_unit_test(system__data_files_that_nobody_names_are_not_touched),
