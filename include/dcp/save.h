@@ -68,7 +68,7 @@ typedef struct dcp_save_opts {
     dcp_on_failure on_failure;
     /* Without communication: each rank writes `__<rank>.metadata` of its own; comm is NULL. Never overwrites. */
     bool rank_local;
-    int rank, world;         /* of this process */
+    int rank, world;         /* of this process; world alone: the session's ranks communicate by other means, see the end */
     const dcp_error *failed; /* why this rank cannot take part: the others learn of it; NULL: it can. The state is not used. */
 } dcp_save_opts;
 
@@ -232,6 +232,42 @@ DCP_API dcp_status dcp_save_write(dcp_save_session *session, const dcp_save_plan
 DCP_API dcp_status dcp_save_commit(dcp_save_session *session, dcp_save_report *report, dcp_error *err);
 /* Local. Gives up: removes the session's files and frees it. NULL is allowed. */
 DCP_API void dcp_save_abort(dcp_save_session *session);
+
+/* ---- saves whose ranks plan and communicate by other means ----
+ *
+ * One rank, the coordinator, claims the place with opts->world and tells the others the generation. Every rank plans, and writes
+ * by dcp_write_files; the coordinator is told what is where, describes and commits it, or aborts. Nothing here is collective. */
+
+/* Part of the file names that touch nothing old: "" where none is needed. Names of data files are to be "__<rank>_<n>.distcp", or
+ * "__<rank>_<generation>_<n>.distcp", so that what a save that dies leaves can be told. Valid as long as the session. */
+DCP_API const char *dcp_save_generation(const dcp_save_session *session);
+/* The save id. */
+DCP_API const char *dcp_save_id(const dcp_save_session *session);
+
+/* Where an item was written: file i is "<prefix><i>.distcp". */
+typedef struct dcp_written {
+    uint32_t file;
+    bool is_transformed;
+    uint64_t offset, length;
+} dcp_written;
+
+/* Writes all items of a plan to files of that prefix, which must not be there yet, and makes them durable: out[i] is the place of
+ * item i. Of opts count storage, no_sync, files, file_per_item, align_payloads, serialization, transform and progress. After an
+ * error none of the files is left. report may be NULL. Errors: as dcp_save; EXISTS (a file of that name). */
+DCP_API dcp_status dcp_write_files(dcp_context *ctx, const char *path, const char *prefix, const dcp_save_plan *plan,
+                                   const dcp_save_opts *opts, dcp_written *out, dcp_save_report *report, dcp_error *err);
+
+/* An item of a checkpoint and where its parts are; objects have one, without a box. Of the item count fqn, kind, dtype, ndim,
+ * extents, n_chunks and path. */
+typedef struct dcp_described {
+    dcp_item item;
+    const dcp_chunk_info *chunks;
+} dcp_described;
+
+/* What dcp_save_commit is to publish, instead of dcp_save_write, in a session with opts->world. Once for each session (STATE).
+ * Boxes are checked to be within their tensors; whether they cover them is the planner's matter. Errors: ARG, LIMIT, UNSUPPORTED
+ * (against target_release), STATE, NOMEM. */
+DCP_API dcp_status dcp_save_describe(dcp_save_session *session, const dcp_described *rows, size_t n, dcp_error *err);
 
 #ifdef __cplusplus
 }

@@ -163,7 +163,11 @@ PyObject *core_save(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *core_load(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *core_open(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *core_latest(PyObject *module, PyObject *path);
+PyObject *core_claim(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *core_write_items(PyObject *module, PyObject *args, PyObject *kwargs);
 int plan_cache_init(PyObject *module);
+int claim_init(PyObject *module);
+int serialization_from(const char *text, dcp_serialization *out);
 int checkpoint_init(PyObject *module);
 /* The open checkpoint of a Checkpoint object; NULL with an exception if it is none, or closed. */
 dcp_checkpoint *checkpoint_of(PyObject *object);

@@ -36,6 +36,16 @@ static PyMethodDef functions[] = {
     {"load", WITH_KEYWORDS(core_load), "Loads a checkpoint into a dict; see docs/design/python.md."},
     {"open", WITH_KEYWORDS(core_open), "open(path, *, rank=-1, check_crc=False, allow_outside=False)\n--\n\nOpens a checkpoint."},
     {"latest", core_latest, METH_O, "latest(path)\n--\n\nPath of the newest complete checkpoint directly below a directory."},
+    {"claim", WITH_KEYWORDS(core_claim),
+     "claim(path, *, overwrite=False, world=1, sync=True, save_id=None, checkpoint_id=None, target_release=0)\n--\n\n"
+     "Claims the place of a save of `world` ranks that is planned and carried out by other means; the coordinator's. Excludes "
+     "other\n"
+     "saves to it until publish() or abort(). ExistsError if a checkpoint or another save is there."},
+    {"write_items", WITH_KEYWORDS(core_write_items),
+     "write_items(path, prefix, items, *, files=1, file_per_item=False, sync=True, transform=None, serialization='torch_save',\n"
+     "threads=0, memory_bytes=0, align_payloads=False, progress=None)\n--\n\n"
+     "Writes tensor descriptors and finished records (bytes-like) to <prefix><n>.distcp, which must not be there yet. Returns\n"
+     "(file, offset, length) of each. After a failure none of its files is left."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -49,7 +59,7 @@ PyMODINIT_FUNC PyInit__core(void)
 {
     PyObject *module = PyModule_Create(&definition);
     if (!module || init_names() < 0 || errors_init(module) < 0 || memory_init(module) < 0 || group_init(module) < 0 ||
-        plan_cache_init(module) < 0 || checkpoint_init(module) < 0 ||
+        plan_cache_init(module) < 0 || checkpoint_init(module) < 0 || claim_init(module) < 0 ||
         PyModule_AddStringConstant(module, "__version__", dcp_version()) < 0) {
         Py_XDECREF(module);
         return NULL;

@@ -110,20 +110,26 @@ static int parse(save_args *a, PyObject *args, PyObject *kwargs)
                : -1;
 }
 
-static int set_enums(save_args *a)
+int serialization_from(const char *text, dcp_serialization *out)
 {
-    bool is_safetensors = strcmp(a->serialization, "safetensors") == 0, is_warn = strcmp(a->on_failure, "warn") == 0;
-    if (!is_safetensors && strcmp(a->serialization, "torch_save") != 0) {
-        PyErr_Format(PyExc_ValueError, "serialization must be \"torch_save\" or \"safetensors\", not \"%s\"", a->serialization);
+    bool is_safetensors = strcmp(text, "safetensors") == 0;
+    if (!is_safetensors && strcmp(text, "torch_save") != 0) {
+        PyErr_Format(PyExc_ValueError, "serialization must be \"torch_save\" or \"safetensors\", not \"%s\"", text);
         return -1;
     }
+    *out = is_safetensors ? DCP_SERIALIZE_SAFETENSORS : DCP_SERIALIZE_TORCH_SAVE;
+    return 0;
+}
+
+static int set_enums(save_args *a)
+{
+    bool is_warn = strcmp(a->on_failure, "warn") == 0;
     if (!is_warn && strcmp(a->on_failure, "return") != 0) {
         PyErr_Format(PyExc_ValueError, "on_failure must be \"return\" or \"warn\", not \"%s\"", a->on_failure);
         return -1;
     }
-    a->opts.serialization = is_safetensors ? DCP_SERIALIZE_SAFETENSORS : DCP_SERIALIZE_TORCH_SAVE;
     a->opts.on_failure = is_warn ? DCP_FAILURE_WARN : DCP_FAILURE_RETURN;
-    return 0;
+    return serialization_from(a->serialization, &a->opts.serialization);
 }
 
 static int set_cache(save_args *a)

@@ -584,6 +584,23 @@ dcp_status dcp__session_claim(dcp_save_session *s, dcp_error *err)
     return status;
 }
 
+/* ---- what other ranks have written ---- */
+
+bool dcp__session_remove_family(dcp_save_session *s)
+{
+    claim c = {.session = s};
+    family own = {.world = s->world};
+    bool is_clean = list(&c, NULL) == DCP_OK;
+    memcpy(own.generation, s->generation, sizeof own.generation);
+    for (size_t i = 0; i < c.data.n; i++) {
+        if (is_of_family(c.data.names[i], &own)) {
+            is_clean &= dcp__session_remove(s, c.data.names[i], NULL) == DCP_OK;
+        }
+    }
+    forget_directory(&c);
+    return is_clean;
+}
+
 /* ---- without communication ---- */
 
 static dcp_status refuse_if_there(dcp_save_session *s, const char *name, dcp_error *err)

@@ -271,7 +271,7 @@ static dcp_status publish_of_group(dcp_save_session *s, outcome *out, dcp_error 
 {
     dcp__buf io;
     dcp__buf_init(&io, s->ctx);
-    dcp_status status = dcp__session_collect(s, err);
+    dcp_status status = s->is_foreign ? DCP_OK : dcp__session_collect(s, err);
     if (status == DCP_OK) {
         status = dcp__agree(&s->step, dcp__buf_reserve(&io, sizeof *out) ? DCP_OK : dcp__nomem(err), err);
     }
@@ -302,7 +302,7 @@ dcp_status dcp_save_commit(dcp_save_session *s, dcp_save_report *report, dcp_err
     }
     double start = dcp__now();
     dcp_status status = dcp__check_save_report(report, err);
-    if (status == DCP_OK && !s->placed) {
+    if (status == DCP_OK && !s->placed && !(s->is_foreign && s->is_written)) {
         status = dcp__fail(err, DCP_STATE, "save: nothing has been written");
     }
     s->step.phase = "commit";

@@ -145,8 +145,7 @@ static dcp_status name_files(const dcp_save_session *s, dcp__metadata *m, dcp_er
     return DCP_OK;
 }
 
-/* Texts of m->own are borrowed from the session. */
-static dcp_status encode(dcp_save_session *s, dcp__metadata *m, dcp_error *err)
+dcp_status dcp__session_encode(dcp_save_session *s, dcp__metadata *m, dcp_error *err)
 {
     dcp__metadata_write_opts opts = {.target_release = s->opts.target_release, .with_own = true};
     dcp__own_facts *own = &m->own;
@@ -171,7 +170,7 @@ dcp_status dcp__session_collect(dcp_save_session *s, dcp_error *err)
     s->group.step = s->step;
     dcp_status status = dcp__group_results(&s->group, DCP_OK, s->placed, s->facts, s->n_files, in, &m, err);
     if (status == DCP_OK) {
-        dcp_status mine = m ? encode(s, m, err) : DCP_OK;
+        dcp_status mine = m ? dcp__session_encode(s, m, err) : DCP_OK;
         status = dcp__agree(&s->step, mine, err);
     }
     dcp__metadata_free(m);

@@ -453,7 +453,19 @@ static dcp_status make_session(dcp_context *ctx, const char *path, const dcp_sav
     s->rank = s->opts.rank_local ? s->opts.rank : dcp__step_rank(step);
     s->world = s->opts.rank_local ? s->opts.world : dcp__step_size(step);
     s->is_coordinator = s->opts.rank_local || s->rank == s->opts.coordinator;
+    if (!s->opts.comm && !s->opts.rank_local && s->opts.world > 0) {
+        s->is_foreign = true;
+        s->world = s->opts.world;
+    }
     return attach(s, path, err);
+}
+
+dcp_status dcp__session_detached(dcp_context *ctx, const char *path, const dcp_save_opts *opts, dcp_save_session **out,
+                                 dcp_error *err)
+{
+    ctx = dcp__context(ctx);
+    dcp__step step = {ctx, NULL, "write", NULL};
+    return make_session(ctx, path, opts, &step, out, err);
 }
 
 dcp_status dcp__save_begin(dcp_context *ctx, const char *path, const dcp_save_opts *opts, dcp_status mine, dcp_save_session **out,
@@ -503,8 +515,11 @@ void dcp_save_abort(dcp_save_session *s)
             is_clean = false;
         }
     }
+    if (s && s->is_foreign && s->intent) {
+        is_clean &= dcp__session_remove_family(s);
+    }
     if (s) { /* the removals first, durably: without the intent nobody would find what comes back after a crash */
-        is_clean = is_clean && (s->created.n == 0 || dcp__session_sync_dir(s, NULL) == DCP_OK);
+        is_clean = is_clean && ((s->created.n == 0 && !s->is_foreign) || dcp__session_sync_dir(s, NULL) == DCP_OK);
         end_session(s, !is_clean, is_clean && s->made_dir);
     }
 }

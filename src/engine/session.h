@@ -37,6 +37,8 @@ struct dcp_save_session {
     dcp__names created;        /* data files of this save */
     dcp__step step;            /* comm NULL: one rank */
     int rank, world;           /* of the group, or of the options of a rank-local save */
+    bool is_foreign;           /* its ranks communicate by other means */
+    const char *prefix;        /* of data files, instead of rank and generation; borrowed; NULL: none */
     bool is_coordinator;       /* this rank has the intent and publishes */
     dcp__group_plan group;     /* made by dcp_plan_save_global */
     const dcp_save_plan *plan; /* that it was made of */
@@ -81,12 +83,23 @@ double dcp__now(void);
 /* ARG unless report is NULL or of this version. */
 dcp_status dcp__check_save_report(const dcp_save_report *report, dcp_error *err);
 
+/* A session that claims nothing and has no fellows, to write files in. */
+dcp_status dcp__session_detached(dcp_context *ctx, const char *path, const dcp_save_opts *opts, dcp_save_session **out,
+                                 dcp_error *err);
+/* Writes all of a plan; fills in placed, digests, facts and the report. */
+dcp_status dcp__write_whole_plan(dcp_save_session *s, const dcp_save_plan *plan, dcp_error *err);
+/* Fills s->metadata. Texts of m->own are borrowed from the session. */
+dcp_status dcp__session_encode(dcp_save_session *s, dcp__metadata *m, dcp_error *err);
+
 /* ---- claim.c ---- */
 
 /* Makes the intent and finds out what is there: sets generation, replaces, doomed, dead_intents. */
 dcp_status dcp__session_claim(dcp_save_session *s, dcp_error *err);
 /* The same for one rank of a save without communication: no intent, since its fellows are no rivals, and nothing is replaced. */
 dcp_status dcp__session_claim_rank(dcp_save_session *s, dcp_error *err);
+/* Removes what other ranks of a foreign session may have written: there was nothing of these names when it began. True if nothing
+ * is left. */
+bool dcp__session_remove_family(dcp_save_session *s);
 /* Closes the intent, if any, and removes it unless it is to be kept. */
 void dcp__session_drop_intent(dcp_save_session *s, bool keep);
 

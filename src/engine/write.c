@@ -9,9 +9,13 @@
 static dcp_status create_files(dcp_save_session *s, size_t n, dcp_file **files, size_t *n_open, dcp_error *err)
 {
     dcp_status status = DCP_OK;
-    char name[64];
+    char name[256]; /* a prefix has at most 200 bytes */
     for (size_t i = 0; i < n && status == DCP_OK; i++) {
-        dcp__data_file_name(s->rank, s->generation, i, name);
+        if (s->prefix) {
+            snprintf(name, sizeof name, "%s%zu.distcp", s->prefix, i);
+        } else {
+            dcp__data_file_name(s->rank, s->generation, i, name);
+        }
         status = dcp__session_create(s, name, &files[i], err);
         *n_open += status == DCP_OK;
     }
@@ -154,6 +158,20 @@ static dcp_status write_plan(dcp_save_session *s, const dcp_save_plan *plan, dcp
     return status;
 }
 
+dcp_status dcp__write_whole_plan(dcp_save_session *s, const dcp_save_plan *plan, dcp_error *err)
+{
+    share all = {.plan = *plan, .from = dcp__alloc(s->ctx, plan->n * sizeof *all.from)};
+    if (!all.from) {
+        return dcp__nomem(err);
+    }
+    for (size_t i = 0; i < plan->n; i++) {
+        all.from[i] = (uint32_t)i;
+    }
+    dcp_status status = write_share(s, &all, plan->n, err);
+    dcp__free(s->ctx, all.from);
+    return status;
+}
+
 /* ---- the steps ---- */
 
 bool dcp_save_writes(const dcp_save_session *s, size_t i)
@@ -166,8 +184,9 @@ dcp_status dcp_plan_save_global(dcp_save_session *s, const dcp_save_plan *plan, 
     if (!s || !plan) {
         return dcp__fail(err, DCP_ARG, "save: no %s", s ? "plan" : "session");
     }
-    if (s->plan) {
-        return dcp__fail(err, DCP_STATE, "%s: this session has a plan already", s->path);
+    if (s->plan || s->is_foreign) {
+        return dcp__fail(err, DCP_STATE, "%s: this session %s", s->path,
+                         s->plan ? "has a plan already" : "is for ranks that plan by other means");
     }
     double start = dcp__now();
     s->plan = plan;

@@ -2,6 +2,7 @@
 import array
 import collections
 import gc
+import logging
 import os
 import sys
 import tempfile
@@ -9,6 +10,8 @@ import threading
 import unittest
 
 from libdcp import _core
+
+logging.getLogger("libdcp").addHandler(logging.NullHandler())
 
 
 def describe(obj):
@@ -371,6 +374,92 @@ class Groups(Case):
         del holder
         gc.collect()
         self.assertEqual(gone, [1])
+
+
+class LowLevel(Case):
+    """Saves under a planner and collectives of the test's own."""
+
+    def write(self, rank, generation, **opts):
+        prefix = f"__{rank}_{generation}_" if generation else f"__{rank}_"
+        memory = floats(*range(10 * rank, 10 * rank + 4))
+        strided = ("t", "float32", (2,), (2,), memory.buffer_info()[0], memory)
+        return _core.write_items(self.dir, prefix, [("b", memory), b"a record of rank %d" % rank, (strided,)], sync=False, **opts)
+
+    def save(self, overwrite=False, **opts):
+        claim = _core.claim(self.dir, overwrite=overwrite, world=2, sync=False)
+        places = [self.write(rank, claim.generation, **opts) for rank in range(2)]
+        transforms = opts.get("transform") or ""
+        rows = [("w", "tensor", "float32", (8,), ("w",),
+                 [((4 * r,), (4,), *places[r][0], transforms) for r in range(2)]),
+                ("s", "tensor", "float32", (2,), ("s",), [((0,), (2,), *places[1][2], transforms)]),
+                ("o", "object", None, None, ("o",), [((), (), *places[0][1], transforms)])]
+        return claim, rows
+
+    def check(self, rows):
+        with _core.open(self.dir, check_crc=True) as ck:
+            self.assertEqual([row[:5] for row in ck.rows()], [row[:5] for row in rows])
+            got = {row[0]: sorted(row[5]) for row in ck.rows()}
+            self.assertEqual(got, {row[0]: sorted(row[5]) for row in rows})
+            whole, part = floats(*[0] * 8), floats(0, 0)
+            ck.read_many([("w", None, None, ("b", whole)), ("s", (0,), (2,), ("b", part))])
+            self.assertEqual((list(whole), list(part)), ([0, 1, 2, 3, 10, 11, 12, 13], [10, 12]))
+            self.assertEqual(ck.object_bytes("o"), b"a record of rank 0")
+
+    def test_claim_write_publish(self):
+        for opts in ({}, {"files": 3}, {"file_per_item": True}, {"transform": "stream.zstd/1"}):
+            with self.subTest(**opts):
+                before = set(os.listdir(self.dir)) if os.path.isdir(self.dir) else set()
+                claim, rows = self.save(overwrite=bool(before), **opts)
+                report = claim.publish(rows)
+                self.assertEqual(report["world"], 2)
+                self.check(rows)
+                self.assertFalse((before - {".metadata"}) & set(os.listdir(self.dir)), "files of the old one are left")
+                with self.assertRaises(_core.StateError):
+                    claim.publish(rows)
+                claim.abort()
+                self.check(rows)
+
+    def test_giving_up(self):
+        claim, rows = self.save()
+        claim.publish(rows)
+        before = sorted(os.listdir(self.dir))
+        claim, _ = self.save(overwrite=True)
+        self.assertNotEqual(claim.generation, "")
+        with self.assertRaises(_core.ExistsError):
+            _core.claim(self.dir, overwrite=True)  # one at a time
+        claim.abort()
+        self.assertEqual(sorted(os.listdir(self.dir)), before)
+        claim, _ = self.save(overwrite=True)
+        del claim  # forgotten: given up
+        self.assertEqual(sorted(os.listdir(self.dir)), before)
+        claim, bad = self.save(overwrite=True)
+        with self.assertRaises(ValueError):
+            claim.publish([bad[0], bad[0]])
+        self.assertEqual(sorted(os.listdir(self.dir)), before)
+        self.check(rows)
+        with self.assertRaises(_core.ExistsError):
+            _core.claim(self.dir, overwrite=False)
+
+    def test_wrong_rows_and_items(self):
+        claim = _core.claim(self.dir, overwrite=False)
+        chunk = ((0,), (4,), "__0_0.distcp", 0, 4, "")
+        for row in (3, (), ("w", "tensor", "float32", (8,), ("w",), [3]), ("w", "thing", None, None, ("w",), []),
+                    ("w", "tensor", "float99", (8,), ("w",), [chunk]), ("w", "tensor", "float32", (8, 8), ("w",), [chunk]),
+                    ("w", "tensor", "float32", (8,), (3.5,), [chunk]), (3, "tensor", "float32", (8,), ("w",), [chunk]),
+                    ("w", "tensor", "float32", (8,), ("w",), [((0,), (4,), 3, 0, 4, "")])):
+            with self.subTest(row), self.assertRaises((TypeError, ValueError)):
+                claim.publish([row])
+        self.assertEqual(len(claim.save_id), 36)  # still there: nothing was tried
+        claim.abort()
+        for items in (3, [3], ["text"], [("t", "float32")], [("x",)]):
+            with self.subTest(items), self.assertRaises((TypeError, ValueError)):
+                _core.write_items(self.dir, "__0_", items)
+        for prefix in ("", "a/b", "../x"):
+            with self.subTest(prefix), self.assertRaises(ValueError):
+                _core.write_items(self.dir, prefix, [b"x"])
+        self.write(0, "")
+        with self.assertRaises(_core.ExistsError):
+            self.write(0, "")
 
 
 if __name__ == "__main__":
