@@ -1,7 +1,9 @@
 /* Metadata: whatever is accepted is consistent, and looking one item up gives what reading all gives. */
 #include <string.h>
 
+#include "base/buf.h"
 #include "format/metadata.h"
+#include "format/pickle.h"
 
 static void check(bool holds)
 {
@@ -64,6 +66,22 @@ static void check_alone(const dcp__source *src, const dcp__metadata *md, const d
     dcp__metadata_free(one);
 }
 
+/* What is kept for others stands for itself: it reads alone, and as what it was. */
+static void check_extras(const dcp__extras *extras)
+{
+    for (size_t i = 0; i < extras->n; i++) {
+        dcp__buf b;
+        dcp__pickle p;
+        dcp__buf_init(&b, dcp__context(NULL));
+        dcp__buf_put(&b, extras->list[i].opcodes.ptr, extras->list[i].opcodes.len);
+        dcp__buf_put_byte(&b, '.');
+        dcp__source src = dcp__source_memory(b.data, b.len);
+        check(dcp__pickle_read(dcp__context(NULL), &src, 0, NULL, &p, NULL) == DCP_OK);
+        dcp__pickle_reset(&p);
+        dcp__buf_reset(&b);
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     dcp__source src = dcp__source_memory(data, size);
@@ -78,6 +96,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         for (size_t i = 0; i < md->n_entries && i < 8; i++) {
             check_alone(&src, md, &md->entries[i]);
         }
+        check_extras(&md->extras);
+        check_extras(&md->own.extras);
         dcp__metadata_free(md);
     }
     return 0;

@@ -218,8 +218,10 @@ dcp_status dcp__plan_add_entry(dcp_checkpoint *ck, dcp_save_plan *p, size_t inde
                                                                  : add_object(ck, p, index, rank, err);
 }
 
-dcp_status dcp__plan_add_own_containers(const dcp_checkpoint *ck, dcp_save_plan *p, dcp_error *err)
+dcp_status dcp__plan_add_own_facts(const dcp_checkpoint *ck, dcp_save_plan *p, dcp_error *err)
 {
+    p->extras = ck->meta->extras;
+    p->own_extras = ck->meta->own.extras;
     return dcp__save_plan_add_containers(p, ck->meta->own.containers, ck->meta->own.n_containers, err);
 }
 
@@ -236,7 +238,7 @@ dcp_status dcp_plan_copy(dcp_checkpoint *ck, dcp_save_plan **out, dcp_error *err
     for (size_t i = 0; i < ck->meta->n_entries && status == DCP_OK; i++) {
         status = dcp__plan_add_entry(ck, p, i, ck->meta->entries[i].item.rank, err);
     }
-    status = status == DCP_OK ? dcp__plan_add_own_containers(ck, p, err) : status;
+    status = status == DCP_OK ? dcp__plan_add_own_facts(ck, p, err) : status;
     if (status != DCP_OK) {
         dcp_save_plan_free(p);
         return status;

@@ -16,7 +16,8 @@ dcp_status dcp__read_item_bytes(dcp_checkpoint *ck, const dcp__entry *e, const d
                                 size_t n, dcp_error *err);
 /* Adds entry `index` to a plan, under "rank.<rank>." if rank >= 0. */
 dcp_status dcp__plan_add_entry(dcp_checkpoint *ck, dcp_save_plan *p, size_t index, int rank, dcp_error *err);
-dcp_status dcp__plan_add_own_containers(const dcp_checkpoint *ck, dcp_save_plan *p, dcp_error *err);
+/* What the metadata says beside its items: containers, and fields that are not known here. */
+dcp_status dcp__plan_add_own_facts(const dcp_checkpoint *ck, dcp_save_plan *p, dcp_error *err);
 
 /* Saves a plan, from begin to commit, on a rank that may have failed already: `mine` and *err. gate: see dcp_save_session. */
 dcp_status dcp__save_planned(dcp_context *ctx, const char *to, const dcp_save_opts *opts, dcp_status mine,

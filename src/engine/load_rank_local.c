@@ -370,6 +370,7 @@ static dcp_status join_parts(dcp_checkpoint *ck, const int *ranks, dcp_error *er
     dcp__strmap_init(&j.files, ck->ctx);
     dcp__strmap_init(&j.transforms, ck->ctx);
     j.meta->version = ck->parts[0]->version;
+    j.meta->extras = ck->parts[0]->extras;
     j.meta->release_from = ck->parts[0]->release_from;
     j.meta->release_to = ck->parts[0]->release_to;
     j.meta->has_planner_data = ck->parts[0]->has_planner_data;

@@ -92,7 +92,7 @@ static dcp_status make_plan(dcp_checkpoint *ck, dcp_save_plan **out, dcp_error *
         n = count_ranks(ck->meta, i);
         status = add_name(ck, p, i, n, err);
     }
-    status = status == DCP_OK ? dcp__plan_add_own_containers(ck, p, err) : status;
+    status = status == DCP_OK ? dcp__plan_add_own_facts(ck, p, err) : status;
     if (status != DCP_OK) {
         dcp_save_plan_free(p);
         return status;

@@ -240,7 +240,7 @@ static dcp_status make_plan(reshard *r, int rank, dcp_save_plan **out, dcp_error
         const target *t = &r->targets[i];
         status = t->item.kind == DCP_ITEM_TENSOR ? add_tensor(r, t, rank, p, err) : dcp_save_plan_add(p, &t->item, err);
     }
-    status = status == DCP_OK ? dcp__plan_add_own_containers(r->ck, p, err) : status;
+    status = status == DCP_OK ? dcp__plan_add_own_facts(r->ck, p, err) : status;
     if (status != DCP_OK) {
         dcp_save_plan_free(p);
         return status;

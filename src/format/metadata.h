@@ -38,6 +38,15 @@ typedef struct dcp__entry {
     uint8_t memory_format;
 } dcp__entry;
 
+/* A field that this release does not know: its name, and its value as opcodes that stand for themselves. */
+typedef struct dcp__extra {
+    dcp_str name, opcodes;
+} dcp__extra;
+typedef struct dcp__extras {
+    dcp__extra *list;
+    size_t n;
+} dcp__extras;
+
 /* Facts that libdcp adds (formats.md 11). */
 typedef struct dcp__own_facts {
     bool present;
@@ -49,6 +58,7 @@ typedef struct dcp__own_facts {
     size_t *n_records;           /* [file index] */
     const dcp__container *containers;
     size_t n_containers;
+    dcp__extras extras; /* other keys, of plain data; written again */
 } dcp__own_facts;
 
 typedef struct dcp__metadata {
@@ -71,6 +81,7 @@ typedef struct dcp__metadata {
     /* What the form tells about the writer: releases are major * 100 + minor, 0 unknown. */
     int release_from, release_to;
     dcp__own_facts own;
+    dcp__extras extras; /* other fields of the top object, of plain data; written again. None if one item was asked for. */
 } dcp__metadata;
 
 /* Reads the pickle of `.metadata` or `__<rank>.metadata`, and our trailer. rank becomes item.rank's origin only in the engine.

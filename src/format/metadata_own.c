@@ -1,5 +1,6 @@
 /* What libdcp adds to metadata: its field and its trailer (formats.md 11). */
 #include "format/metadata_build.h"
+#include "format/metadata_extra.h"
 
 #define TRAILER_BYTES 24
 #define PIECE_BYTES ((size_t)256 << 10)
@@ -71,36 +72,54 @@ dcp_status dcp__mtrailer_check(dcp_context *ctx, const dcp__source *src, bool *h
 /* ---- the field ---- */
 
 typedef struct own_fields {
-    dcp__pv schema, writer, save_id, checkpoint_id, generation, world, rank, structure, digest, records, containers;
+    dcp__pv schema, writer, save_id, checkpoint_id, generation, world, rank, structure, digest, records, containers, modules;
 } own_fields;
+
+static const struct {
+    const char *name;
+    size_t at;
+} known_keys[] = {
+    {"schema", offsetof(own_fields, schema)},
+    {"writer", offsetof(own_fields, writer)},
+    {"save_id", offsetof(own_fields, save_id)},
+    {"checkpoint_id", offsetof(own_fields, checkpoint_id)},
+    {"generation", offsetof(own_fields, generation)},
+    {"world", offsetof(own_fields, world)},
+    {"rank", offsetof(own_fields, rank)},
+    {"structure", offsetof(own_fields, structure)},
+    {"digest", offsetof(own_fields, digest)},
+    {"records", offsetof(own_fields, records)},
+    {"containers", offsetof(own_fields, containers)},
+    {"modules", offsetof(own_fields, modules)},
+};
+#define N_KNOWN (sizeof known_keys / sizeof known_keys[0])
+
+/* Position among the known keys, N_KNOWN for others. */
+static size_t find_key(dcp__pv key)
+{
+    dcp_str text = dcp__pv_is_str(key) ? dcp__pv_text(key) : (dcp_str){NULL, 0};
+    size_t k = 0;
+    while (k < N_KNOWN &&
+           !(text.ptr && strlen(known_keys[k].name) == text.len && memcmp(known_keys[k].name, text.ptr, text.len) == 0)) {
+        k++;
+    }
+    return k;
+}
+
+static bool is_known_key(dcp__pv key)
+{
+    return find_key(key) < N_KNOWN;
+}
 
 static own_fields split(dcp__pv dict)
 {
     own_fields f = {.schema = 0};
-    const struct {
-        const char *name;
-        dcp__pv *to;
-    } known[] = {
-        {"schema", &f.schema},
-        {"writer", &f.writer},
-        {"save_id", &f.save_id},
-        {"checkpoint_id", &f.checkpoint_id},
-        {"generation", &f.generation},
-        {"world", &f.world},
-        {"rank", &f.rank},
-        {"structure", &f.structure},
-        {"digest", &f.digest},
-        {"records", &f.records},
-        {"containers", &f.containers},
-    };
     size_t n;
     const dcp__pv *items = dcp__pv_items(dict, &n);
     for (size_t i = 0; i + 1 < n; i += 2) {
-        dcp_str key = dcp__pv_is_str(items[i]) ? dcp__pv_text(items[i]) : (dcp_str){NULL, 0};
-        for (size_t k = 0; key.ptr && k < sizeof known / sizeof known[0]; k++) {
-            if (strlen(known[k].name) == key.len && memcmp(known[k].name, key.ptr, key.len) == 0) {
-                *known[k].to = items[i + 1];
-            }
+        size_t k = find_key(items[i]);
+        if (k < N_KNOWN) {
+            memcpy((char *)&f + known_keys[k].at, &items[i + 1], sizeof items[i + 1]);
         }
     }
     return f;
@@ -261,6 +280,11 @@ dcp_status dcp__mown_read(dcp__mbuild *b, dcp__pv field, uint64_t at, dcp_error 
     dcp_status status = is_dict && f.schema && dcp__pv_int(f.schema, &schema)
                             ? take_all(b, &f, at, &own, is_strict ? err : NULL)
                             : dcp__mrefuse(at, "the field libdcp", field, is_strict ? err : NULL);
+    if (status == DCP_OK && !b->only) {
+        size_t n;
+        const dcp__pv *items = dcp__pv_items(field, &n);
+        status = dcp__mextras_take(&b->md->arena, items, n, is_known_key, b->source_bytes, &own.extras, err);
+    }
     if (status == DCP_OK) {
         b->md->own = own;
     }

@@ -1,5 +1,6 @@
 /* From the top object of the metadata pickle to entries, paths and facts about the whole. */
 #include "format/metadata_build.h"
+#include "format/metadata_extra.h"
 
 #include <stdio.h>
 
@@ -361,6 +362,22 @@ static void keep_only_chunks(dcp__metadata *md)
     md->n_chunks = is_tensor ? n : 0;
 }
 
+static bool is_known_field(dcp__pv key)
+{
+    dcp__mfield field = dcp__mfield_of(key);
+    return field >= DCP__MFIELD_STATE_DICT_METADATA && field <= DCP__MFIELD_LIBDCP;
+}
+
+static dcp_status read_extras(dcp__mbuild *b, dcp__pv state, dcp_error *err)
+{
+    size_t n;
+    const dcp__pv *items = dcp__pv_items(state, &n);
+    if (dcp__pv_kind(state) != DCP__P_DICT) { /* (dict or None, dict) */
+        items = dcp__pv_items(items[1], &n);
+    }
+    return dcp__mextras_take(&b->md->arena, items, n, is_known_field, b->source_bytes, &b->md->extras, err);
+}
+
 static dcp_status read_top(dcp__mbuild *b, const dcp__pickle *p, dcp_error *err)
 {
     dcp__pv fields[DCP__MFIELD_COUNT] = {0};
@@ -392,6 +409,9 @@ static dcp_status read_top(dcp__mbuild *b, const dcp__pickle *p, dcp_error *err)
     md->n_files = b->files.n;
     b->files.texts = NULL;
     status = dcp__mown_read(b, fields[DCP__MFIELD_LIBDCP], at, err);
+    if (status == DCP_OK && !b->only) {
+        status = read_extras(b, top->state, err);
+    }
     releases made = guess_releases(b);
     md->release_from = made.from;
     md->release_to = made.to;

@@ -444,6 +444,15 @@ static void put_containers(writer *w)
     }
 }
 
+/* Names and values of what was read, but not known, between others. */
+static void put_extras(writer *w, const dcp__extras *extras)
+{
+    for (size_t i = 0; i < extras->n; i++) {
+        dcp__put_text(w->out, extras->list[i].name);
+        dcp__buf_put(w->out, extras->list[i].opcodes.ptr, extras->list[i].opcodes.len);
+    }
+}
+
 static void put_own(writer *w)
 {
     const dcp__own_facts *own = &w->m->own;
@@ -481,6 +490,7 @@ static void put_own(writer *w)
     put_records(w);
     put_word(w, "containers");
     put_containers(w);
+    put_extras(w, &own->extras);
     op(w, OP_SETITEMS);
 }
 
@@ -522,6 +532,9 @@ static void put_metadata(writer *w, const dcp__metadata_write_opts *opts, const 
     if (opts->with_own && w->m->own.present) {
         put_word(w, "libdcp");
         put_own(w);
+    }
+    if (opts->with_own) {
+        put_extras(w, &w->m->extras);
     }
     end_object(w);
 }

@@ -22,6 +22,8 @@ struct dcp_save_plan {
     size_t n_absent, cap_absent;
     dcp__container *containers;
     size_t n_containers, cap_containers;
+    dcp__extras extras,
+        own_extras;     /* for the top object of the metadata, and for libdcp's field; the coordinator's count. Borrowed. */
     dcp_value **values; /* objects that the plan itself holds */
     size_t n_values, cap_values;
 };

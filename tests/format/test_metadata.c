@@ -668,6 +668,8 @@ static void own_field(dcp__buf *b, int64_t schema)
               "1111111111111111");
     pk_str(b, "nobody.distcp");
     pk_raw(b, "C\x00u");
+    pk_str(b, "from_the_future"); /* a key that is not known here */
+    pk_raw(b, "]K\x01\x61");
     pk_str(b, "containers");
     pk_raw(b, "](");
     pk_str(b, "a");
@@ -717,6 +719,8 @@ static void own__facts_are_read(void **state)
                 assert_memory_equal(md->own.records[i][1].bytes, "1111111111111111", 16);
             }
         }
+        assert_int_equal(md->own.extras.n, 1);
+        assert_string_equal(md->own.extras.list[0].name.ptr, "from_the_future");
         assert_int_equal(md->own.n_containers, 2);
         assert_int_equal(md->own.containers[0].path_len, 2);
         assert_int_equal(md->own.containers[0].path[1].integer, 3);
@@ -726,6 +730,87 @@ static void own__facts_are_read(void **state)
         dcp__metadata_free(md);
         dcp__buf_reset(&own);
     }
+}
+
+/* Opcodes of values, and what they are kept as: without memo and shared parts. */
+static void own__unknown_keys_are_kept_as_plain_data(void **state)
+{
+    (void)state;
+#define BYTES(literal) literal, sizeof(literal) - 1
+    static const struct {
+        const char *value;
+        size_t len;
+        const char *kept;
+        size_t kept_len;
+    } cases[] = {
+        {BYTES("N"), BYTES("N")},
+        {BYTES("\x88"), BYTES("\x88")},
+        {BYTES("J\x05\x00\x00\x00"), BYTES("K\x05")},
+        {BYTES("\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x80\x00"), BYTES("\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x80\x00")},
+        {BYTES("G?\xb9\x99\x99\x99\x99\x99\x9a"), BYTES("G?\xb9\x99\x99\x99\x99\x99\x9a")},
+        {BYTES("X\x01\x00\x00\x00x"), BYTES("\x8c\x01x")},
+        {BYTES("C\x01y"), BYTES("C\x01y")},
+        {BYTES("]K\x01\x61"), BYTES("](K\x01\x65")},
+        {BYTES(")"), BYTES("(t")},
+        {BYTES("K\x01K\x02\x86"), BYTES("(K\x01K\x02t")},
+        {BYTES("}K\x01Ns"), BYTES("}(K\x01Nu")},
+        {BYTES("\x8f(K\x01\x90"), BYTES("\x8f(K\x01\x90")},
+        {BYTES("(K\x01\x91"), BYTES("(K\x01\x91")},
+        {BYTES("]\x32\x86"), BYTES("(](\x65](\x65t")},
+        {BYTES("\x8c\x02os\x8c\x06system\x93"), NULL, 0},                     /* a global */
+        {BYTES("]\x8c\x02os\x8c\x06system\x93\x8c\x02ls\x85R\x61"), NULL, 0}, /* a call, further down */
+        {BYTES("\x96\x01\x00\x00\x00\x00\x00\x00\x00z"), NULL, 0},            /* a bytearray: of protocol 5 */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        dcp__buf own, b;
+        dcp__metadata *md;
+        dcp__buf_init(&own, dcp__context(NULL));
+        pk_raw(&own, "}(");
+        pk_str(&own, "schema");
+        pk_int(&own, 1);
+        pk_str(&own, "new");
+        dcp__buf_put(&own, cases[i].value, cases[i].len);
+        pk_raw(&own, "u");
+        dcp__buf_init(&b, dcp__context(NULL));
+        md_make(&b, &(md_form){.own = &own});
+        assert_int_equal(read_buf(&b, NULL, &md, NULL), DCP_OK);
+        assert_int_equal(md->own.extras.n, cases[i].kept != NULL);
+        if (cases[i].kept) {
+            const dcp__extra *extra = &md->own.extras.list[0];
+            assert_string_equal(extra->name.ptr, "new");
+            assert_int_equal(extra->opcodes.len, cases[i].kept_len);
+            assert_memory_equal(extra->opcodes.ptr, cases[i].kept, cases[i].kept_len);
+        }
+        dcp__metadata_free(md);
+        dcp__buf_reset(&own);
+    }
+#undef BYTES
+}
+
+/* Forty levels of pairs of the same thing are 80 bytes, and written out a terabyte. */
+static void own__a_bomb_under_an_unknown_key_is_passed_over(void **state)
+{
+    (void)state;
+    dcp__buf own, b;
+    dcp__metadata *md;
+    dcp__buf_init(&own, dcp__context(NULL));
+    pk_raw(&own, "}(");
+    pk_str(&own, "schema");
+    pk_int(&own, 1);
+    pk_str(&own, "bomb");
+    pk_raw(&own, "N");
+    for (int i = 0; i < 40; i++) {
+        pk_raw(&own, "\x32\x86");
+    }
+    pk_str(&own, "kept");
+    pk_raw(&own, "Nu");
+    dcp__buf_init(&b, dcp__context(NULL));
+    md_make(&b, &(md_form){.own = &own});
+    assert_int_equal(read_buf(&b, NULL, &md, NULL), DCP_OK);
+    assert_int_equal(md->own.extras.n, 1);
+    assert_string_equal(md->own.extras.list[0].name.ptr, "kept");
+    dcp__metadata_free(md);
+    dcp__buf_reset(&own);
 }
 
 static void own__other_schema_is_passed_over(void **state)
@@ -899,6 +984,8 @@ int main(void)
         cmocka_unit_test(unknown_fields__are_passed_over),
         cmocka_unit_test(many__groups_and_long_memo_numbers),
         cmocka_unit_test(own__facts_are_read),
+        cmocka_unit_test(own__unknown_keys_are_kept_as_plain_data),
+        cmocka_unit_test(own__a_bomb_under_an_unknown_key_is_passed_over),
         cmocka_unit_test(own__other_schema_is_passed_over),
         cmocka_unit_test(own__malformed_field_counts_only_under_a_trailer),
         cmocka_unit_test(trailer__any_changed_byte_is_noticed),

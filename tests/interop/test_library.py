@@ -2,13 +2,14 @@
 
 import collections
 import pathlib
+import pickle
 import tempfile
 import unittest
 
 import torch
 import torch.distributed.checkpoint as dcp
 
-from common import RELEASE, SAVE_STATE, TOOL, digests, has_zstd, main, run, tool_hash, torch_load
+from common import RELEASE, SAVE_STATE, TOOL, digests, has_zstd, main, run, tool_copy, tool_hash, torch_load
 
 # dtypes in the order of the library's enumeration, whose numbers seed the content.
 DTYPES = (
@@ -156,6 +157,34 @@ class Library(unittest.TestCase):
         places = {index.fqn: (info.relative_path, info.offset) for index, info in metadata.storage_data.items()}
         self.assertEqual(places["shapes.tied"], places["shapes.tied_too"])
         self.assertNotEqual(places["shapes.tied"], places["shapes.part"])
+
+    def test_unknown_fields_are_kept_by_a_copy(self):
+        """Of plain data, in the top object and in libdcp's own field: a later release may have put them there."""
+        path = pathlib.Path(self.save("plain"))
+        extra = {
+            "none": None, "flags": [True, False], "floats": [0.1, -0.0, float("inf")], "frozen": frozenset({3}),
+            "ints": (0, 255, 65535, 65536, -1, 2**31, -(2**63), 2**63, 2**200, -(2**200), 2**3000),
+            "text": ["", "größe" * 100], "bytes": [b"", b"\0\xff" * 200],
+            "nested": {"a": [{}, [], (), (1,)], 1: {2}, (3, None): {"b": {"c": {}}}},
+        }
+        metadata = pickle.loads((path / ".metadata").read_bytes())
+        shared = [extra["nested"]] * 2
+        metadata.libdcp.update(future=extra, shared=shared, opaque=torch.float32)
+        metadata.brand_new, metadata.shared, metadata.opaque = extra, shared, torch.float32
+        (path / ".metadata").write_bytes(pickle.dumps(metadata))
+        for copy in range(2):  # the second has a trailer as well
+            target = path / f"copy{copy}"
+            tool_copy(path if copy == 0 else path / "copy0", target)
+            found = dcp.FileSystemReader(str(target)).read_metadata()
+            self.assertEqual(found.libdcp["future"], extra)
+            self.assertEqual(repr(found.libdcp["future"]["floats"]), repr(extra["floats"]))
+            self.assertEqual(found.brand_new, extra)
+            self.assertEqual(found.shared, shared)
+            self.assertEqual(found.libdcp["shared"], shared)
+            self.assertNotIn("opaque", found.libdcp)
+            self.assertFalse(hasattr(found, "opaque"))
+            self.assertEqual(found.libdcp["writer"], metadata.libdcp["writer"])
+            self.assertEqual(digests(torch_load(target)), digests(flat()))
 
     @unittest.skipIf(RELEASE < (2, 3), "no conversion in this release")
     def test_conversion_to_torch_save_keeps_the_tree(self):
