@@ -28,6 +28,7 @@ taskset -c 0 "$bin/bench_save" null "$mib" "$runs" 2>/dev/null
 "$bin/bench_save" "$memory" "$mib" "$runs" 2>/dev/null
 "$bin/bench_save" "$disk" "$mib" "$runs" 2>/dev/null
 "$bin/bench_save" "sync:$disk" "$mib" "$runs" 2>/dev/null
+"$bin/bench_async" "$memory" "$mib" "$runs"
 "$bin/bench_load" "$memory" "$mib" "$runs"
 "$bin/bench_small" "$memory" 100000 1024 "$runs"
 if "$python" -c 'import torch' 2>/dev/null; then

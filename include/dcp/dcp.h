@@ -2,9 +2,11 @@
 #ifndef DCP_DCP_H
 #define DCP_DCP_H
 
+#include "async.h"
 #include "backend.h"
 #include "base.h"
 #include "checkpoint.h"
+#include "device.h"
 #include "load.h"
 #include "save.h"
 #include "state.h"

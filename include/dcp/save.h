@@ -70,9 +70,14 @@ typedef struct dcp_save_opts {
     bool rank_local;
     int rank, world;         /* of this process; world alone: the session's ranks communicate by other means, see the end */
     const dcp_error *failed; /* why this rank cannot take part: the others learn of it; NULL: it can. The state is not used. */
+    /* Tensors on devices. What is saved is what the work in `stream` leaves: the handle of the vendor's stream that the tensors
+     * are computed in, fetched right before the call; NULL: the device's default stream. */
+    void *stream;
+    uint64_t copy_ahead_bytes; /* each thread copies so much to the host while it writes what came before; 0: nothing */
 } dcp_save_opts;
 
-#define DCP_SAVE_OPTS_INIT DCP_INIT(dcp_save_opts)
+#define DCP_COPY_AHEAD_BYTES 3145728u
+#define DCP_SAVE_OPTS_INIT DCP_INIT_WITH(dcp_save_opts, copy_ahead_bytes, DCP_COPY_AHEAD_BYTES)
 
 /* What a storage could not do, so that the save went on without. */
 typedef enum dcp_degraded {
@@ -111,11 +116,11 @@ typedef struct dcp_save_report {
 /* Saves a dict as a checkpoint below path; with opts->comm collective: every rank brings its part, and all get the same result.
  * opts and report may be NULL; report is filled on success. Errors: EXISTS (a checkpoint is there, something is in the way, or
  * another save to the same place is running), MISMATCH (two names collide), UNSUPPORTED (dtype or option against target_release;
- * a tensor on a device; a storage without random writes), ARG, LIMIT, NOSPACE, IO, NOT_FOUND (the directory has vanished),
- * CANCELED, NOMEM; with opts->comm all of these as PEER, on every rank, with the causes of all that failed. After an error the
- * previous checkpoint is whole and nothing of this save is left behind but directories that it made. Where removing fails as
- * well, the next save removes it. One exception: if the storage fails while the finished checkpoint is made visible or durable,
- * the message says so, the files of both stay, and the one that holds is whole. */
+ * a tensor on a device whose library is absent; a storage without random writes), DEVICE, ARG, LIMIT, NOSPACE, IO, NOT_FOUND (the
+ * directory has vanished), CANCELED, NOMEM; with opts->comm all of these as PEER, on every rank, with the causes of all that
+ * failed. After an error the previous checkpoint is whole and nothing of this save is left behind but directories that it made.
+ * Where removing fails as well, the next save removes it. One exception: if the storage fails while the finished checkpoint is
+ * made visible or durable, the message says so, the files of both stay, and the one that holds is whole. */
 DCP_API dcp_status dcp_save(dcp_context *ctx, const char *path, dcp_value *state, const dcp_save_opts *opts,
                             dcp_save_report *report, dcp_error *err);
 

@@ -9,28 +9,6 @@
 
 /* ---- reading row-major bytes ---- */
 
-/* The largest box of a tensor that begins at element `start`, in row-major order, and holds at most `left` elements: whole inner
- * dimensions, as many indexes of one dimension as fit, one index of those outside. Returns its number of elements. */
-static int64_t box_at(int ndim, const int64_t *extents, int64_t start, int64_t left, int64_t *offsets, int64_t *sizes)
-{
-    int64_t strides[DCP_MAX_NDIM], elems = 1;
-    dcp__row_major(ndim, extents, strides);
-    int cut = ndim - 1;
-    while (cut > 0 && start % strides[cut - 1] == 0 && strides[cut - 1] <= left) {
-        cut--;
-    }
-    for (int d = 0; d < ndim; d++) {
-        offsets[d] = start / strides[d];
-        start %= strides[d];
-        sizes[d] = d < cut ? 1 : extents[d] - offsets[d];
-        if (d == cut && sizes[d] > left / strides[d]) {
-            sizes[d] = left / strides[d];
-        }
-        elems *= sizes[d];
-    }
-    return elems;
-}
-
 dcp_status dcp__read_item_bytes(dcp_checkpoint *ck, const dcp__entry *e, const dcp_write_item *item, uint64_t offset, void *buf,
                                 size_t n, dcp_error *err)
 {
@@ -40,7 +18,7 @@ dcp_status dcp__read_item_bytes(dcp_checkpoint *ck, const dcp__entry *e, const d
     char *out = buf;
     dcp_status status = DCP_OK;
     while (left > 0 && status == DCP_OK) {
-        int64_t elems = box_at(item->ndim, item->box.sizes, start, left, offsets, sizes);
+        int64_t elems = dcp__box_at(item->ndim, item->box.sizes, start, left, offsets, sizes);
         for (int d = 0; d < item->ndim; d++) {
             offsets[d] += item->box.offsets[d];
         }

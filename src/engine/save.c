@@ -52,6 +52,20 @@ static dcp_status save(dcp_context *ctx, const char *path, dcp_value *state, con
     return status;
 }
 
+dcp_status dcp__settle_save(dcp_context *ctx, const dcp_save_opts *opts, dcp_status status, const dcp_error *fault,
+                            dcp_save_report *report)
+{
+    bool goes_on = opts && opts->struct_size == sizeof *opts && opts->on_failure == DCP_FAILURE_WARN;
+    if (!goes_on || status == DCP_OK || status == DCP_ARG || status == DCP_STATE) {
+        return status;
+    }
+    dcp__log(ctx, DCP_LOG_WARNING, "no checkpoint was saved: %s", fault->message);
+    if (report) {
+        report->status = status;
+    }
+    return DCP_OK;
+}
+
 dcp_status dcp_save(dcp_context *ctx, const char *path, dcp_value *state, const dcp_save_opts *opts, dcp_save_report *report,
                     dcp_error *err)
 {
@@ -60,14 +74,6 @@ dcp_status dcp_save(dcp_context *ctx, const char *path, dcp_value *state, const 
     if (!path) {
         return dcp__fail(err, DCP_ARG, "save: no path");
     }
-    bool goes_on = opts && opts->struct_size == sizeof *opts && opts->on_failure == DCP_FAILURE_WARN;
-    dcp_status status = save(ctx, path, state, opts, report, goes_on && !err ? &own : err);
-    if (!goes_on || status == DCP_OK || status == DCP_ARG || status == DCP_STATE) {
-        return status;
-    }
-    dcp__log(ctx, DCP_LOG_WARNING, "no checkpoint was saved: %s", err ? err->message : own.message);
-    if (report) {
-        report->status = status;
-    }
-    return DCP_OK;
+    err = err ? err : &own;
+    return dcp__settle_save(ctx, opts, save(ctx, path, state, opts, report, err), err, report);
 }

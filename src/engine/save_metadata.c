@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "engine/device_items.h"
 #include "engine/session.h"
 #include "engine/write_records.h"
 #include "format/metadata_writer.h"
@@ -82,7 +83,19 @@ static dcp_status digest_item(dcp_context *ctx, const dcp_write_item *item, dcp_
     return status;
 }
 
-static dcp_status digest_items(const dcp_save_session *s, dcp__digest **out, dcp_error *err)
+/* Tensors on devices are pulled. */
+static dcp_status digest_any(dcp_save_session *s, const dcp_write_item *item, dcp__hasher *hasher, uint8_t *block,
+                             size_t block_bytes, dcp_error *err)
+{
+    dcp_write_item pulled = *item;
+    dcp__device_items devices;
+    dcp_status status = dcp__device_items_attach(s, &pulled, 1, &devices, err);
+    status = status == DCP_OK ? digest_item(s->ctx, &pulled, hasher, block, block_bytes, err) : status;
+    dcp__device_items_reset(&devices);
+    return status;
+}
+
+static dcp_status digest_items(dcp_save_session *s, dcp__digest **out, dcp_error *err)
 {
     const size_t block_bytes = (size_t)1 << 20;
     dcp_status status = DCP_OK;
@@ -94,7 +107,7 @@ static dcp_status digest_items(const dcp_save_session *s, dcp__digest **out, dcp
     }
     for (size_t i = 0; i < s->plan->n && status == DCP_OK; i++) {
         dcp__hasher_init(hasher);
-        status = digest_item(s->ctx, &s->plan->items[i], hasher, block, block_bytes, err);
+        status = digest_any(s, &s->plan->items[i], hasher, block, block_bytes, err);
         digests[i] = dcp__hasher_digest(hasher);
     }
     dcp__free_aligned(s->ctx, block);

@@ -383,6 +383,7 @@ static void end_session(dcp_save_session *s, bool keep_intent, bool no_place)
     dcp__names_reset(ctx, &s->created);
     dcp__buf_reset(&s->metadata);
     dcp__group_plan_reset(&s->group);
+    dcp__transfer_free(s->transfer);
     dcp__free(ctx, s->placed);
     dcp__free(ctx, s->digests);
     dcp__free(ctx, s->facts);

@@ -6,6 +6,7 @@
 
 #include "base/buf.h"
 #include "dcp/save.h"
+#include "device/transfer.h"
 #include "engine/gate.h"
 #include "engine/group_plan.h"
 #include "format/metadata.h"
@@ -50,7 +51,8 @@ struct dcp_save_session {
     size_t n_files;
     dcp__buf metadata; /* what will be .metadata; made by dcp_save_commit on the coordinator */
     dcp_save_report report;
-    pthread_mutex_t lock; /* guards done_bytes and the caller's progress function */
+    dcp__transfer *transfer; /* made when the first tensor on a device is met; else NULL */
+    pthread_mutex_t lock;    /* guards done_bytes and the caller's progress function */
     uint64_t done_bytes;
 };
 
@@ -59,6 +61,10 @@ struct dcp_save_session {
 /* As dcp_save_begin, for a rank that may have failed already: `mine` and *err. */
 dcp_status dcp__save_begin(dcp_context *ctx, const char *path, const dcp_save_opts *opts, dcp_status mine, dcp_save_session **out,
                            dcp_error *err);
+
+/* What a save returns that ended with `status`, by opts->on_failure. */
+dcp_status dcp__settle_save(dcp_context *ctx, const dcp_save_opts *opts, dcp_status status, const dcp_error *fault,
+                            dcp_save_report *report);
 
 dcp_status dcp__session_open(dcp_save_session *s, const char *relative, unsigned flags, dcp_file **out, dcp_error *err);
 dcp_status dcp__session_remove(dcp_save_session *s, const char *relative, dcp_error *err);

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "engine/device_items.h"
 #include "engine/write_records.h"
 
 /* ---- files ---- */
@@ -60,9 +61,11 @@ static dcp_status write_to_files(dcp_save_session *s, dcp__layout *l, dcp_error 
 typedef struct share {
     dcp_save_plan plan; /* borrows all but the array of items */
     uint32_t *from;
+    dcp__device_items devices;
 } share;
 
-static dcp_status take_share(const dcp_save_session *s, const dcp_save_plan *plan, share *out, dcp_error *err)
+/* writes: of each item; NULL: all. */
+static dcp_status take_share(dcp_save_session *s, const dcp_save_plan *plan, const bool *writes, share *out, dcp_error *err)
 {
     *out = (share){.plan = {.ctx = s->ctx}};
     out->plan.items = dcp__alloc(s->ctx, plan->n * sizeof *out->plan.items);
@@ -71,18 +74,19 @@ static dcp_status take_share(const dcp_save_session *s, const dcp_save_plan *pla
         return dcp__nomem(err);
     }
     for (size_t i = 0; i < plan->n; i++) {
-        if (s->group.local->writes[i]) {
+        if (!writes || writes[i]) {
             out->from[out->plan.n] = (uint32_t)i;
             out->plan.items[out->plan.n++] = plan->items[i];
         }
     }
-    return DCP_OK;
+    return dcp__device_items_attach(s, out->plan.items, out->plan.n, &out->devices, err);
 }
 
 static void share_reset(dcp_context *ctx, share *part)
 {
     dcp__free(ctx, part->plan.items);
     dcp__free(ctx, part->from);
+    dcp__device_items_reset(&part->devices);
 }
 
 /* ---- what became of it ---- */
@@ -120,7 +124,7 @@ static void report_layout(dcp_save_session *s, const share *part, const dcp__lay
     }
 }
 
-static dcp_status write_share(dcp_save_session *s, const share *part, size_t n_items, dcp_error *err)
+static dcp_status write_share(dcp_save_session *s, share *part, size_t n_items, dcp_error *err)
 {
     double start = dcp__now();
     dcp__layout l;
@@ -134,6 +138,7 @@ static dcp_status write_share(dcp_save_session *s, const share *part, size_t n_i
         s->digests = dcp__calloc(s->ctx, l.n_records, sizeof *s->digests);
         s->facts = dcp__calloc(s->ctx, l.n_files, sizeof *s->facts);
         status = s->placed && s->digests && s->facts ? DCP_OK : dcp__nomem(err);
+        status = status == DCP_OK ? dcp__device_items_fetch(s, &l, &part->devices, err) : status;
     }
     s->report.plan_seconds += dcp__now() - start;
     dcp__gate_enter(s->gate);
@@ -149,10 +154,10 @@ static dcp_status write_share(dcp_save_session *s, const share *part, size_t n_i
     return status;
 }
 
-static dcp_status write_plan(dcp_save_session *s, const dcp_save_plan *plan, dcp_error *err)
+static dcp_status write_items(dcp_save_session *s, const dcp_save_plan *plan, const bool *writes, dcp_error *err)
 {
     share part;
-    dcp_status status = take_share(s, plan, &part, err);
+    dcp_status status = take_share(s, plan, writes, &part, err);
     status = status == DCP_OK ? write_share(s, &part, plan->n, err) : status;
     share_reset(s->ctx, &part);
     return status;
@@ -160,16 +165,7 @@ static dcp_status write_plan(dcp_save_session *s, const dcp_save_plan *plan, dcp
 
 dcp_status dcp__write_whole_plan(dcp_save_session *s, const dcp_save_plan *plan, dcp_error *err)
 {
-    share all = {.plan = *plan, .from = dcp__alloc(s->ctx, plan->n * sizeof *all.from)};
-    if (!all.from) {
-        return dcp__nomem(err);
-    }
-    for (size_t i = 0; i < plan->n; i++) {
-        all.from[i] = (uint32_t)i;
-    }
-    dcp_status status = write_share(s, &all, plan->n, err);
-    dcp__free(s->ctx, all.from);
-    return status;
+    return write_items(s, plan, NULL, err);
 }
 
 /* ---- the steps ---- */
@@ -209,6 +205,6 @@ dcp_status dcp_save_write(dcp_save_session *s, const dcp_save_plan *plan, dcp_er
         return status;
     }
     s->step.phase = "write";
-    status = dcp__agree(&s->step, write_plan(s, plan, err), err);
+    status = dcp__agree(&s->step, write_items(s, plan, s->group.local->writes, err), err);
     return status == DCP_OK ? status : dcp__prefix(err, status, "%s: ", s->path);
 }

@@ -43,25 +43,14 @@ static void gather(const dcp_tensor *t, uint64_t offset, size_t n, uint8_t *out)
 {
     size_t elem = dcp_dtype_bytes(t->dtype);
     int64_t start = (int64_t)(offset / elem), left = (int64_t)(n / elem);
-    int64_t row_major[DCP_MAX_NDIM], sizes[DCP_MAX_NDIM];
+    int64_t row_major[DCP_MAX_NDIM], offsets[DCP_MAX_NDIM], sizes[DCP_MAX_NDIM];
     dcp__row_major(t->ndim, t->extents, row_major);
     while (left > 0) {
-        /* The largest box that begins at `start`: whole inner dimensions, and as many indexes of dimension d as fit. */
-        int d = t->ndim - 1;
-        while (d > 0 && start % row_major[d - 1] == 0 && row_major[d - 1] <= left) {
-            d--;
+        int64_t done = dcp__box_at(t->ndim, t->extents, start, left, offsets, sizes), at = 0;
+        for (int d = 0; d < t->ndim; d++) {
+            at += offsets[d] * t->strides[d];
         }
-        int64_t at = 0, rest = start;
-        for (int k = 0; k < t->ndim; k++) {
-            int64_t index = rest / row_major[k];
-            rest %= row_major[k];
-            at += index * t->strides[k];
-            sizes[k] = k < d ? 1 : k > d ? t->extents[k] : t->extents[k] - index;
-        }
-        int64_t fit = left / row_major[d];
-        sizes[d] = sizes[d] < fit ? sizes[d] : fit;
         dcp__copy_strided(out, row_major, (const char *)t->data + at * (int64_t)elem, t->strides, t->ndim, sizes, elem);
-        int64_t done = sizes[d] * row_major[d];
         start += done;
         left -= done;
         out += (size_t)done * elem;
@@ -283,10 +272,16 @@ static dcp_status do_task(void *arg, size_t i, int w, dcp_error *err)
                                                    : write_large(r, t->first, &r->workers[w], err);
 }
 
+/* What each thread takes besides its buffer where tensors lie on devices. */
+static uint64_t ring_bytes(const dcp_save_session *s)
+{
+    return s->transfer ? dcp__transfer_ring_bytes(s->transfer) : 0;
+}
+
 static dcp_status make_workers(run *r, dcp_error *err)
 {
     dcp_context *ctx = r->session->ctx;
-    r->n_workers = dcp__affordable_threads(ctx, r->buf_bytes);
+    r->n_workers = dcp__affordable_threads(ctx, r->buf_bytes + ring_bytes(r->session));
     r->n_workers = r->n_tasks < (size_t)r->n_workers ? (int)r->n_tasks : r->n_workers;
     r->workers = dcp__calloc(ctx, (size_t)r->n_workers, sizeof *r->workers);
     for (int i = 0; r->workers && i < r->n_workers; i++) {

@@ -10,7 +10,7 @@
 typedef struct dcp__record {
     const dcp_write_item *item;         /* the first that it is for; tied items share it */
     const dcp__archive_layout *archive; /* NULL: in a safetensors blob */
-    const dcp__write_storage *storages; /* objects */
+    dcp__write_storage *storages;       /* objects */
     size_t n_storages;                  /* tensors: 1 */
     uint64_t offset, length;            /* in the file; with transforms not known before writing */
     uint32_t file;

@@ -38,9 +38,6 @@ static dcp_status set_bytes(dcp_write_item *item, dcp_error *err)
     }
     dcp__elems(item->ndim, item->box.sizes, &elems); /* part of the above */
     item->bytes = (uint64_t)elems * elem_bytes;
-    if (item->bytes && item->tensor.device.type != DCP_DEVICE_CPU) {
-        return dcp__fail(err, DCP_UNSUPPORTED, "item \"%s\": the tensor is not in host memory", dcp__print(item->fqn).text);
-    }
     if (item->bytes && !item->tensor.data && !item->pull) {
         return dcp__fail(err, DCP_ARG, "item \"%s\": the tensor has no memory", dcp__print(item->fqn).text);
     }

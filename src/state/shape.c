@@ -80,6 +80,26 @@ bool dcp__elems(int ndim, const int64_t *extents, int64_t *out)
     return true;
 }
 
+int64_t dcp__box_at(int ndim, const int64_t *extents, int64_t start, int64_t left, int64_t *offsets, int64_t *sizes)
+{
+    int64_t strides[DCP_MAX_NDIM], elems = 1;
+    dcp__row_major(ndim, extents, strides);
+    int cut = ndim - 1;
+    while (cut > 0 && start % strides[cut - 1] == 0 && strides[cut - 1] <= left) {
+        cut--;
+    }
+    for (int d = 0; d < ndim; d++) {
+        offsets[d] = start / strides[d];
+        start %= strides[d];
+        sizes[d] = d < cut ? 1 : extents[d] - offsets[d];
+        if (d == cut && sizes[d] > left / strides[d]) {
+            sizes[d] = left / strides[d];
+        }
+        elems *= sizes[d];
+    }
+    return elems;
+}
+
 bool dcp__span_elems(int ndim, const int64_t *extents, const int64_t *strides, int64_t *out)
 {
     if (!strides) {

@@ -30,4 +30,8 @@ void use_initialisers(void)
     USE(dcp_save_opts, DCP_SAVE_OPTS_INIT);
     USE(dcp_save_report, DCP_SAVE_REPORT_INIT);
     USE(dcp_reshard_opts, DCP_RESHARD_OPTS_INIT);
+    USE(dcp_async_opts, DCP_ASYNC_OPTS_INIT);
+    USE(dcp_stager_opts, DCP_STAGER_OPTS_INIT);
+    USE(dcp_stager_info, DCP_STAGER_INFO_INIT);
+    USE(dcp_op_progress, DCP_OP_PROGRESS_INIT);
 }
