@@ -45,7 +45,7 @@ static dcp_status pass(void *user, dcp_storage_op op, const char *name, size_t n
     (void)n;
     (void)offset;
     gate *g = user;
-    if (op != DCP_OP_WRITE || strncmp(name, "__", 2) != 0) {
+    if (op != DCP_OP_WRITE || !strstr(name, "__")) {
         return DCP_OK;
     }
     pthread_mutex_lock(&g->lock);
@@ -237,6 +237,31 @@ static void async__containers_are_part_of_the_snapshot(void **unused)
     assert_int_equal(i, 1);
     dcp_value_free(loaded);
     dcp_value_free(state);
+    place_free(&p);
+}
+
+/* Finished records borrow their bytes. */
+static void async__records_are_part_of_the_snapshot(void **unused)
+{
+    (void)unused;
+    place p;
+    place_make(&p, false);
+    char text[] = "a record that another program has made", stored[sizeof text] = {0};
+    dcp_value *state, *record;
+    size_t got = 0;
+    dcp_file *f;
+    dcp_dict_create(NULL, &state, NULL);
+    assert_int_equal(dcp_record_create(NULL, text, sizeof text, &record, NULL), DCP_OK);
+    dcp_dict_set(state, dcp_key_str("object"), record, NULL);
+    dcp_op *op = submit(&p, "", state, (dcp_async_opts)DCP_ASYNC_OPTS_INIT);
+    memset(text, 'x', sizeof text);
+    dcp_value_free(state);
+    gate_open(&p.gate);
+    finish(op);
+    assert_int_equal(p.memory->ops->open(p.memory, "__0_0.distcp", DCP_OPEN_READ, &f, NULL), DCP_OK);
+    assert_int_equal(p.memory->ops->read_at(f, stored, sizeof stored, 0, &got, NULL), DCP_OK);
+    p.memory->ops->close(f, NULL);
+    assert_string_equal(stored, "a record that another program has made");
     place_free(&p);
 }
 
@@ -735,6 +760,26 @@ static void async__a_failure_that_nobody_asked_for_is_logged(void **unused)
     dcp_context_free(ctx);
 }
 
+/* A rank that could not even make its state. */
+static void async__a_failure_before_the_call_is_kept_too(void **unused)
+{
+    (void)unused;
+    place p;
+    place_make(&p, true);
+    dcp_async_opts opts = DCP_ASYNC_OPTS_INIT;
+    dcp_error failed = DCP_ERROR_INIT;
+    dcp_error_set(&failed, DCP_DEVICE, "no such luck");
+    opts.save.failed = &failed;
+    dcp_op *op = submit(&p, "", NULL, opts);
+    memset(&failed, 0, sizeof failed);
+    dcp_error err = DCP_ERROR_INIT;
+    assert_int_equal(dcp_op_wait_staged(op, 0, NULL), DCP_DEVICE);
+    assert_int_equal(dcp_op_wait(op, 0, NULL, &err), DCP_DEVICE);
+    assert_non_null(strstr(err.message, "no such luck"));
+    dcp_op_free(op);
+    place_free(&p);
+}
+
 /* What is wrong with the state is found while staging, and told by both waits. */
 static void async__staging_failures_come_from_both_waits(void **unused)
 {
@@ -1076,6 +1121,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(async__snapshot_is_taken_at_submit),
         cmocka_unit_test(async__containers_are_part_of_the_snapshot),
+        cmocka_unit_test(async__records_are_part_of_the_snapshot),
         cmocka_unit_test(async__shapes_without_dimensions_and_without_elements_come_back),
         cmocka_unit_test(async__views_share_memory_in_the_snapshot),
         cmocka_unit_test(async__staging_may_be_done_later),
@@ -1090,6 +1136,7 @@ int main(void)
         cmocka_unit_test(async__one_stager_serves_several_threads),
         cmocka_unit_test(async__a_failure_is_kept_and_does_no_harm_to_the_next_save),
         cmocka_unit_test(async__a_failure_that_nobody_asked_for_is_logged),
+        cmocka_unit_test(async__a_failure_before_the_call_is_kept_too),
         cmocka_unit_test(async__staging_failures_come_from_both_waits),
         cmocka_unit_test(async__wrong_arguments_are_refused),
         cmocka_unit_test(async__every_failed_allocation_is_told),
