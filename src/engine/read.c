@@ -13,7 +13,7 @@
 
 /* A part of a step for one worker: a window, or the indexes [from, to) of one dimension of a piece. */
 typedef struct part {
-    const dcp__step *step;
+    const dcp__read_step *step;
     size_t located; /* index in run.located */
     const dcp__piece *piece;
     int dim;
@@ -30,7 +30,7 @@ typedef struct run {
     dcp_read_opts opts;
     pthread_mutex_t lock; /* guards done_bytes and the caller's progress function */
     uint64_t done_bytes;
-    const dcp__step *batch; /* steps being read */
+    const dcp__read_step *batch; /* steps being read */
     size_t n_batch;
     part *parts;
     size_t n_parts, cap_parts;
@@ -110,7 +110,7 @@ static dcp_status locate_step(void *arg, size_t i, int w, dcp_error *err)
 {
     (void)w;
     run *r = arg;
-    const dcp__step *s = &r->batch[i];
+    const dcp__read_step *s = &r->batch[i];
     const dcp__unit *u = &r->plan->units[s->first];
     const dcp__piece *first = &r->plan->pieces[u->first];
     dcp__located *l = &r->located[i];
@@ -155,7 +155,7 @@ static int outermost(const dcp__piece *p, const dcp__payload *payload)
 static dcp_status cut_piece(run *r, size_t located, const dcp__piece *p, dcp_error *err)
 {
     int dim = outermost(p, &r->located[located].payload);
-    const dcp__step *s = &r->batch[located];
+    const dcp__read_step *s = &r->batch[located];
     if (dim < 0 || p->bytes <= PART_BYTES) {
         return add_part(r, (part){s, located, p, -1, 0, 0}, err);
     }
@@ -174,7 +174,7 @@ static dcp_status cut_batch(run *r, dcp_error *err)
     dcp_status status = DCP_OK;
     r->n_parts = 0;
     for (size_t i = 0; i < r->n_batch && status == DCP_OK; i++) {
-        const dcp__step *s = &r->batch[i];
+        const dcp__read_step *s = &r->batch[i];
         if (s->is_window) {
             status = add_part(r, (part){.step = s}, err);
             continue;

@@ -206,14 +206,14 @@ static dcp_status make_steps(dcp__read_plan *r, dcp_error *err)
     }
     for (size_t i = 0; i < r->n_units; i++) {
         const dcp__storage *s = r->units[i].storage;
-        dcp__step *last = r->n_steps ? &r->steps[r->n_steps - 1] : NULL;
+        dcp__read_step *last = r->n_steps ? &r->steps[r->n_steps - 1] : NULL;
         bool small = is_small(s);
         if (small && last && last->is_window && r->units[last->first].storage->file == s->file &&
             s->offset <= last->hi + WINDOW_GAP_BYTES && s->offset + s->length - last->lo <= DCP__WINDOW_BYTES) {
             last->n++;
             last->hi = s->offset + s->length > last->hi ? s->offset + s->length : last->hi;
         } else {
-            r->steps[r->n_steps++] = (dcp__step){i, 1, s->offset, s->offset + s->length, small};
+            r->steps[r->n_steps++] = (dcp__read_step){i, 1, s->offset, s->offset + s->length, small};
         }
     }
     return DCP_OK;

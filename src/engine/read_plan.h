@@ -20,11 +20,11 @@ typedef struct dcp__unit {
     const dcp__storage *storage;
 } dcp__unit;
 
-typedef struct dcp__step {
+typedef struct dcp__read_step {
     size_t first, n; /* units; one if it is large */
     uint64_t lo, hi; /* a window's bytes in the file */
     bool is_window;
-} dcp__step;
+} dcp__read_step;
 
 typedef struct dcp__read_plan {
     dcp_checkpoint *ck;
@@ -33,7 +33,7 @@ typedef struct dcp__read_plan {
     size_t n_pieces, cap_pieces;
     dcp__unit *units;
     size_t n_units;
-    dcp__step *steps;
+    dcp__read_step *steps;
     size_t n_steps;
     uint64_t bytes; /* wanted in all */
 } dcp__read_plan;
@@ -53,7 +53,7 @@ dcp_status dcp__read_piece(const dcp__piece *p, const dcp__source *src, const dc
 dcp_status dcp__check_unit_crc(const dcp__read_plan *plan, const dcp__unit *u, const dcp__source *src, const dcp__payload *p,
                                dcp_error *err);
 /* Reads a window and all units in it. */
-dcp_status dcp__read_window(const dcp__read_plan *plan, const dcp__step *s, dcp__tile_buf *window, dcp__tile_buf *tile,
+dcp_status dcp__read_window(const dcp__read_plan *plan, const dcp__read_step *s, dcp__tile_buf *window, dcp__tile_buf *tile,
                             dcp_error *err);
 
 #endif

@@ -4,7 +4,7 @@
 #include "engine/read_plan.h"
 
 /* A payload inside the window's buffer; false if the bytes are of a form that has to be located in the file. */
-static bool locate_in_window(const dcp__read_plan *r, const dcp__step *s, const dcp__unit *u, const uint8_t *data,
+static bool locate_in_window(const dcp__read_plan *r, const dcp__read_step *s, const dcp__unit *u, const uint8_t *data,
                              dcp__located *out, dcp_status *status, dcp_error *err)
 {
     const dcp_checkpoint *ck = r->ck;
@@ -27,7 +27,7 @@ static bool locate_in_window(const dcp__read_plan *r, const dcp__step *s, const 
 }
 
 /* A payload that was located in the file, read from the window instead where it lies in it. */
-static void aim_at_window(const dcp__step *s, const uint8_t *data, dcp__located *l)
+static void aim_at_window(const dcp__read_step *s, const uint8_t *data, dcp__located *l)
 {
     const dcp__payload *p = &l->payload;
     if (l->file_offset == 0 && p->offset >= s->lo && p->span_bytes <= s->hi - s->lo &&
@@ -39,7 +39,7 @@ static void aim_at_window(const dcp__step *s, const uint8_t *data, dcp__located 
     }
 }
 
-static dcp_status read_unit_of_window(const dcp__read_plan *r, const dcp__step *s, const dcp__unit *u, const uint8_t *data,
+static dcp_status read_unit_of_window(const dcp__read_plan *r, const dcp__read_step *s, const dcp__unit *u, const uint8_t *data,
                                       dcp__tile_buf *buf, dcp_error *err)
 {
     dcp__located l;
@@ -64,7 +64,7 @@ static dcp_status read_unit_of_window(const dcp__read_plan *r, const dcp__step *
 }
 
 /* Reads what there is of a window; a file that ends early is left to the units that it concerns. */
-static dcp_status fill_window(const dcp__read_plan *r, const dcp__step *s, dcp__tile_buf *buf, dcp_error *err)
+static dcp_status fill_window(const dcp__read_plan *r, const dcp__read_step *s, dcp__tile_buf *buf, dcp_error *err)
 {
     uint32_t index = r->units[s->first].storage->file;
     size_t n = (size_t)(s->hi - s->lo);
@@ -87,7 +87,7 @@ static dcp_status fill_window(const dcp__read_plan *r, const dcp__step *s, dcp__
 }
 
 /* Names the item whose record the end of the file cuts, rather than the window. */
-static dcp_status blame_unit(const dcp__read_plan *r, const dcp__step *s, dcp_status status, dcp_error *err)
+static dcp_status blame_unit(const dcp__read_plan *r, const dcp__read_step *s, dcp_status status, dcp_error *err)
 {
     const dcp__unit *u = &r->units[s->first];
     for (size_t i = 0; err && err->offset != DCP_NO_OFFSET && i < s->n; i++) {
@@ -100,7 +100,7 @@ static dcp_status blame_unit(const dcp__read_plan *r, const dcp__step *s, dcp_st
     return dcp__in_item(r->ck, u->storage->file, r->pieces[u->first].entry->item.fqn, status, err);
 }
 
-dcp_status dcp__read_window(const dcp__read_plan *r, const dcp__step *s, dcp__tile_buf *window, dcp__tile_buf *tile,
+dcp_status dcp__read_window(const dcp__read_plan *r, const dcp__read_step *s, dcp__tile_buf *window, dcp__tile_buf *tile,
                             dcp_error *err)
 {
     dcp_status status = fill_window(r, s, window, err);
