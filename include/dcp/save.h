@@ -235,7 +235,8 @@ DCP_API dcp_status dcp_save_write(dcp_save_session *session, const dcp_save_plan
 /* Collective. Publishes the metadata and removes what the old checkpoint alone used. Frees the session in every case; on failure
  * the session's files are removed. report may be NULL. */
 DCP_API dcp_status dcp_save_commit(dcp_save_session *session, dcp_save_report *report, dcp_error *err);
-/* Local. Gives up: removes the session's files and frees it. NULL is allowed. */
+/* Local. Gives up: removes this rank's files and frees the session. Of several ranks, given up after the writing, the note by
+ * which the next save finds what others may have left stays until then. NULL is allowed. */
 DCP_API void dcp_save_abort(dcp_save_session *session);
 
 /* ---- saves whose ranks plan and communicate by other means ----

@@ -322,6 +322,7 @@ dcp_status dcp_save_commit(dcp_save_session *s, dcp_save_report *report, dcp_err
         *report = s->report;
     }
     if (out == UNPUBLISHED) {
+        dcp__session_take_back(s);
         dcp_save_abort(s);
     } else {
         dcp__session_free(s, !is_clean || status != DCP_OK);

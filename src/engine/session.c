@@ -505,10 +505,11 @@ dcp_status dcp_save_begin(dcp_context *ctx, const char *path, const dcp_save_opt
 
 /* ---- end ---- */
 
-void dcp_save_abort(dcp_save_session *s)
+/* Removes the data files that this rank has made, durably: without the intent nobody would find what comes back after a crash. */
+static bool remove_created(dcp_save_session *s)
 {
-    bool is_clean = true;
-    for (size_t i = 0; s && i < s->created.n; i++) {
+    bool is_clean = true, has_some = s->created.n > 0 || s->is_foreign;
+    for (size_t i = 0; i < s->created.n; i++) {
         dcp_error err = DCP_ERROR_INIT;
         dcp_status status = dcp__session_remove(s, s->created.names[i], &err);
         if (status != DCP_OK && status != DCP_NOT_FOUND) {
@@ -516,11 +517,32 @@ void dcp_save_abort(dcp_save_session *s)
             is_clean = false;
         }
     }
-    if (s && s->is_foreign && s->intent) {
+    if (s->is_foreign && s->intent) {
         is_clean &= dcp__session_remove_family(s);
     }
-    if (s) { /* the removals first, durably: without the intent nobody would find what comes back after a crash */
-        is_clean = is_clean && ((s->created.n == 0 && !s->is_foreign) || dcp__session_sync_dir(s, NULL) == DCP_OK);
+    is_clean = is_clean && (!has_some || dcp__session_sync_dir(s, NULL) == DCP_OK);
+    if (is_clean) {
+        dcp__names_reset(s->ctx, &s->created);
+    }
+    return is_clean;
+}
+
+void dcp__session_take_back(dcp_save_session *s)
+{
+    bool is_clean = remove_created(s);
+    dcp__step step = {s->ctx, s->step.comm, "abort", NULL};
+    if (!step.comm || dcp_comm_is_broken(step.comm)) {
+        return;
+    }
+    if (dcp__agree(&step, is_clean ? DCP_OK : DCP_IO, NULL) == DCP_OK) {
+        s->others_may_have_files = false;
+    }
+}
+
+void dcp_save_abort(dcp_save_session *s)
+{
+    if (s) {
+        bool is_clean = remove_created(s) && !s->others_may_have_files;
         end_session(s, !is_clean, is_clean && s->made_dir);
     }
 }

@@ -30,24 +30,25 @@ struct dcp_save_session {
     char save_id[DCP__SAVE_ID_BYTES];
     char generation[DCP__GENERATION_BYTES]; /* part of the file names; "" where no data file is in the way */
     char *intent_name;
-    dcp_file *intent;          /* open, and locked if the storage has locks; NULL: none */
-    bool made_dir;             /* the directory is this save's own */
-    bool replaces;             /* there is a checkpoint to be replaced */
-    dcp__names doomed;         /* files that nobody names once the new checkpoint stands */
-    dcp__names dead_intents;   /* of saves that are gone */
-    dcp__names created;        /* data files of this save */
-    dcp__step step;            /* comm NULL: one rank */
-    int rank, world;           /* of the group, or of the options of a rank-local save */
-    bool is_foreign;           /* its ranks communicate by other means */
-    const char *prefix;        /* of data files, instead of rank and generation; borrowed; NULL: none */
-    bool is_coordinator;       /* this rank has the intent and publishes */
-    dcp__group_plan group;     /* made by dcp_plan_save_global */
-    const dcp_save_plan *plan; /* that it was made of */
-    dcp__gate *gate;           /* passed while records are written; NULL: none. Borrowed. */
-    bool is_written;           /* dcp_save_write has been called */
-    dcp__placed *placed;       /* [item]: where it was written */
-    dcp__digest *digests;      /* [record] */
-    dcp__file_facts *facts;    /* [file] */
+    dcp_file *intent;           /* open, and locked if the storage has locks; NULL: none */
+    bool made_dir;              /* the directory is this save's own */
+    bool replaces;              /* there is a checkpoint to be replaced */
+    dcp__names doomed;          /* files that nobody names once the new checkpoint stands */
+    dcp__names dead_intents;    /* of saves that are gone */
+    dcp__names created;         /* data files of this save */
+    dcp__step step;             /* comm NULL: one rank */
+    int rank, world;            /* of the group, or of the options of a rank-local save */
+    bool is_foreign;            /* its ranks communicate by other means */
+    const char *prefix;         /* of data files, instead of rank and generation; borrowed; NULL: none */
+    bool is_coordinator;        /* this rank has the intent and publishes */
+    dcp__group_plan group;      /* made by dcp_plan_save_global */
+    const dcp_save_plan *plan;  /* that it was made of */
+    dcp__gate *gate;            /* passed while records are written; NULL: none. Borrowed. */
+    bool is_written;            /* dcp_save_write has been called */
+    bool others_may_have_files; /* as far as this rank knows: then the intent must outlive it */
+    dcp__placed *placed;        /* [item]: where it was written */
+    dcp__digest *digests;       /* [record] */
+    dcp__file_facts *facts;     /* [file] */
     size_t n_files;
     dcp__buf metadata; /* what will be .metadata; made by dcp_save_commit on the coordinator */
     dcp_save_report report;
@@ -77,6 +78,9 @@ dcp_status dcp__session_sync(dcp_save_session *s, dcp_file *f, dcp_error *err);
 dcp_status dcp__session_sync_dir(dcp_save_session *s, dcp_error *err);
 /* Counts payload bytes as written; CANCELED if the caller wants no more. From any thread. */
 dcp_status dcp__session_advance(dcp_save_session *s, uint64_t bytes, uint64_t total, dcp_error *err);
+/* Collective, if the communicator still works, after a failure that all ranks know of: each removes its data files, and all learn
+ * whether everybody could. A rank that has died meanwhile leaves the intent to the next save, which then looks for its files. */
+void dcp__session_take_back(dcp_save_session *s);
 /* Closes the intent and frees. The intent's name stays if `keep_intent`: the next save finds it and removes what is left over.
  * Other files stay. */
 void dcp__session_free(dcp_save_session *s, bool keep_intent);

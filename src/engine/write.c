@@ -201,10 +201,17 @@ dcp_status dcp_save_write(dcp_save_session *s, const dcp_save_plan *plan, dcp_er
     }
     s->is_written = true;
     dcp_status status = s->plan ? DCP_OK : dcp_plan_save_global(s, plan, err);
-    if (status != DCP_OK) {
+    bool has_others = s->step.comm && s->world > 1;
+    if (status != DCP_OK) { /* the others know of it too, and write nothing, unless the connection is lost */
+        s->others_may_have_files = has_others && dcp_comm_is_broken(s->step.comm);
         return status;
     }
+    s->others_may_have_files = has_others;
     s->step.phase = "write";
     status = dcp__agree(&s->step, write_items(s, plan, s->group.local->writes, err), err);
-    return status == DCP_OK ? status : dcp__prefix(err, status, "%s: ", s->path);
+    if (status == DCP_OK) {
+        return DCP_OK;
+    }
+    dcp__session_take_back(s);
+    return dcp__prefix(err, status, "%s: ", s->path);
 }
