@@ -8,6 +8,24 @@ set_tests_properties(conformance.comm PROPERTIES TIMEOUT 900)
 set(DCP_MPI_ENVIRONMENT OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
     OMPI_MCA_btl_vader_single_copy_mechanism=none OMPI_MCA_btl_base_warn_component_unused=0 UCX_LOG_LEVEL=error)
 
+# One program of tests/mpi with one MPI, on each number of ranks that is listed ("2:x": argument x).
+function(dcp_mpi_program mpi program layer)
+    set(target test_${program}_${mpi})
+    add_executable(${target} ${CMAKE_CURRENT_SOURCE_DIR}/mpi/test_${program}.c ${DCP_MPI_SOURCES})
+    target_link_libraries(${target} PRIVATE dcp_${layer} dcp_flags PkgConfig::CMOCKA PkgConfig::${mpi})
+    target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+    set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+    foreach(run ${ARGN})
+        string(REPLACE ":" ";" args ${run})
+        list(POP_FRONT args ranks)
+        string(REPLACE ":" "_" label ${run})
+        add_test(NAME ${program}.${mpi}.${label} COMMAND ${DCP_MPIEXEC_${mpi}} -n ${ranks} $<TARGET_FILE:${target}> ${args})
+        # MPI keeps memory to the end.
+        set_tests_properties(${program}.${mpi}.${label} PROPERTIES TIMEOUT 300 PROCESSORS 2
+            ENVIRONMENT "${DCP_MPI_ENVIRONMENT};ASAN_OPTIONS=allocator_may_return_null=1:detect_leaks=0")
+    endforeach()
+endfunction()
+
 # The sources of libdcp_mpi with the MPI of a pkg-config module, run by its launcher on 1 to 4 ranks.
 function(dcp_mpi_tests name module)
     find_program(DCP_MPIEXEC_${name} NAMES ${ARGN} DOC "Launcher for the tests with ${name}")
@@ -18,20 +36,8 @@ function(dcp_mpi_tests name module)
         set_tests_properties(mpi.${name} PROPERTIES SKIP_RETURN_CODE 77)
         return()
     endif()
-    set(target test_mpi_${name})
-    add_executable(${target} ${CMAKE_CURRENT_SOURCE_DIR}/mpi/test_mpi.c ${DCP_MPI_SOURCES})
-    target_link_libraries(${target} PRIVATE dcp_comm dcp_flags PkgConfig::CMOCKA PkgConfig::${name})
-    target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
-    set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
-    foreach(run 1 2 3 4 2:funneled)
-        string(REPLACE ":" ";" args ${run})
-        list(POP_FRONT args ranks)
-        string(REPLACE ":" "_" label ${run})
-        add_test(NAME mpi.${name}.${label} COMMAND ${DCP_MPIEXEC_${name}} -n ${ranks} $<TARGET_FILE:${target}> ${args})
-        # MPI keeps memory to the end.
-        set_tests_properties(mpi.${name}.${label} PROPERTIES TIMEOUT 300 PROCESSORS 2
-            ENVIRONMENT "${DCP_MPI_ENVIRONMENT};ASAN_OPTIONS=allocator_may_return_null=1:detect_leaks=0")
-    endforeach()
+    dcp_mpi_program(${name} mpi comm 1 2 3 4 2:funneled)
+    dcp_mpi_program(${name} mpi_save engine 1 2 3 4)
 endfunction()
 
 if(DCP_BUILD_MPI)
