@@ -571,6 +571,34 @@ static inline void suite_calls_differ(const suite_run *run)
     dcp_comm_free(comm);
 }
 
+/* The last rank makes a call that the others do not, without any bytes in it, so that nobody need wait for anybody. */
+static inline void suite_one_call_more(const suite_run *run)
+{
+    if (run->size == 1) {
+        return;
+    }
+    dcp_error err = DCP_ERROR_INIT;
+    dcp_comm *comm = suite_duplicate(run);
+    uint64_t mine = 1, all[64];
+    dcp_comm_send send[64], no_send[64] = {{NULL, 0}};
+    dcp_comm_recv recv[64], no_recv[64] = {{NULL, 0}};
+    for (int r = 0; r < run->size; r++) {
+        send[r] = (dcp_comm_send){&mine, sizeof mine};
+        recv[r] = (dcp_comm_recv){&all[r], sizeof all[r]};
+    }
+    dcp_status status = DCP_OK;
+    if (run->rank == run->size - 1) {
+        status = dcp_comm_alltoall(comm, no_send, no_recv, LONG_MS, &err);
+    }
+    if (status == DCP_OK) {
+        status = dcp_comm_alltoall(comm, send, recv, LONG_MS, &err);
+    }
+    CHECK(status == DCP_STATE || status == DCP_MISMATCH);
+    CHECK_OK(dcp_comm_barrier(run->comm, LONG_MS, &err), &err);
+    suite_check_broken(comm);
+    dcp_comm_free(comm);
+}
+
 /* ---- two threads at one handle ---- */
 
 static inline void *suite_wait_in_barrier(void *comm)
@@ -638,6 +666,7 @@ static const struct suite_entry {
     {"missing_rank_is_named", suite_missing_rank},
     {"sizes_that_differ_are_an_error", suite_sizes_differ},
     {"calls_that_differ_are_an_error", suite_calls_differ},
+    {"one_call_more_on_a_rank_is_an_error", suite_one_call_more},
     {"second_thread_is_refused", suite_concurrent_use},
     {"device_broadcast_is_optional", suite_no_device_broadcast},
 };
