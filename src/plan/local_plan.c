@@ -159,6 +159,45 @@ static void fill_order(grouping *g)
     }
 }
 
+/* Length of "rank.<digits>." at the start of a name, 0 if it does not begin so. rank may be NULL. */
+static size_t rank_prefix(dcp_str fqn, uint64_t *rank)
+{
+    size_t first = 5, n = first;
+    uint64_t number = 0;
+    if (fqn.len <= first || memcmp(fqn.ptr, "rank.", first) != 0) {
+        return 0;
+    }
+    for (; n < fqn.len && n < first + 10 && fqn.ptr[n] >= '0' && fqn.ptr[n] <= '9'; n++) {
+        number = number * 10 + (uint64_t)(fqn.ptr[n] - '0');
+    }
+    if (n == first || n == fqn.len || fqn.ptr[n] != '.') {
+        return 0;
+    }
+    if (rank) {
+        *rank = number;
+    }
+    return n + 1;
+}
+
+/* Does a name stand for what an own value of this rank will be called? Names of other ranks' values are seen by their owner, or
+ * by that rank if all list the same names. */
+static dcp_status check_own_names(const grouping *g, dcp_error *err)
+{
+    const dcp__local *l = g->l;
+    for (size_t e = 0; e < l->n_entries; e++) {
+        dcp_str fqn = l->entries[e].item->fqn;
+        uint64_t rank = 0, found;
+        size_t n = l->entries[e].item->per_rank ? 0 : rank_prefix(fqn, &rank);
+        dcp_str rest = {fqn.ptr + n, fqn.len - n};
+        if (n && rank == (uint64_t)l->opts.rank && dcp__strmap_get(&g->by_name, rest, &found) &&
+            l->entries[found].item->per_rank) {
+            return dcp__fail(err, DCP_MISMATCH, "item \"%s\" has the name of this rank's own value of \"%s\"",
+                             dcp__print(fqn).text, dcp__print(rest).text);
+        }
+    }
+    return DCP_OK;
+}
+
 static dcp_status group(dcp__local *l, dcp_error *err)
 {
     size_t n = l->plan->n, most = n + l->plan->n_absent;
@@ -174,6 +213,7 @@ static dcp_status group(dcp__local *l, dcp_error *err)
         status = dcp__nomem(err);
     }
     status = status == DCP_OK ? group_all(&g, err) : status;
+    status = status == DCP_OK ? check_own_names(&g, err) : status;
     if (status == DCP_OK) {
         fill_order(&g);
     }
@@ -369,8 +409,13 @@ int dcp__owner_of_position(size_t i, size_t n, int world)
     return (int)((uint64_t)i * (uint64_t)world / n); /* both are below 2^32 */
 }
 
+/* A rank's own value is saved as "rank.<r>.<name>", which another name may be as it stands. Both must have one owner, who then
+ * sees that they clash. */
 int dcp__owner_of_name(dcp_str fqn, int world)
 {
+    for (size_t n; (n = rank_prefix(fqn, NULL)) > 0;) {
+        fqn = (dcp_str){fqn.ptr + n, fqn.len - n};
+    }
     return (int)(dcp__xxh3_64(fqn.ptr, fqn.len) % (uint64_t)world);
 }
 

@@ -742,6 +742,65 @@ static void global_plan__each_rank_may_have_its_own_value(void **unused)
     ranks_free(&x);
 }
 
+/* Up to where the writing would begin. */
+static dcp_status plan_only(plan_world *w, dcp_error *err)
+{
+    pw_restart(w);
+    dcp_status status = pw_hello(w, err);
+    status = status == DCP_OK ? pw_encode(w, err) : status;
+    for (int o = 0; o < w->n && status == DCP_OK; o++) {
+        status = pw_own(w, o, err);
+    }
+    return status == DCP_OK ? pw_assign(w, err) : status;
+}
+
+/* "rank.<r>.<name>" as a name of its own, on some ranks or on all, beside a value that each of some ranks has for itself. */
+static void global_plan__a_name_of_a_ranks_own_value_is_a_clash(void **unused)
+{
+    (void)unused;
+    static state s;
+    static ranks x;
+    test_random r = test_random_seeded("names of own values");
+    int n_clashes = 0, n_uniform = 0;
+    for (int i = 0; i < 400; i++) {
+        dcp_error err = DCP_ERROR_INIT;
+        int world = 1 + (int)test_random_below(&r, 8), of = (int)test_random_below(&r, world + 1);
+        unsigned lists_it = i % 3 ? 1u << test_random_below(&r, world) : (1u << world) - 1;
+        unsigned has_own = i % 2 ? (unsigned)test_random_next(&r) : (1u << world) - 1;
+        char name[48];
+        snprintf(name, sizeof name, i % 5 ? "rank.%d.seed" : "rank.%d.rank.1.seed", of);
+        const dcp_key path = dcp_key_str(name);
+        s = (state){.world = world};
+        add(&s, plain("w", DCP_FLOAT32, 2));
+        add(&s, plain(i % 5 ? "seed" : "rank.1.seed", DCP_INT64, 1));
+        s.things[1].per_rank = true;
+        assert_int_equal(ranks_make(NULL, &s, &x, &err), DCP_OK);
+        for (int rank = 0; rank < world; rank++) {
+            dcp_write_item item = x.plans[rank]->items[1];
+            if (!(has_own >> rank & 1)) {
+                dcp_save_plan_remove(x.plans[rank], 1);
+            }
+            item.fqn = dcp_str_of(name);
+            item.path = &path;
+            item.path_len = 1;
+            item.per_rank = false;
+            if (lists_it >> rank & 1) {
+                assert_int_equal(dcp_save_plan_add(x.plans[rank], &item, &err), DCP_OK);
+            }
+        }
+        bool clashes = of < world && has_own >> of & 1;
+        dcp_status status = plan_only(&x.w, &err);
+        if (status != (clashes ? DCP_MISMATCH : DCP_OK)) {
+            fail_msg("round %d, %s on %x of %d ranks, own on %x: %s: %s", i, name, lists_it, world, has_own,
+                     dcp_status_name(status), err.message);
+        }
+        n_clashes += clashes;
+        n_uniform += clashes && lists_it == (1u << world) - 1;
+        ranks_free(&x);
+    }
+    assert_true(n_clashes > 50 && n_uniform > 10 && n_clashes < 390);
+}
+
 static void global_plan__a_plan_with_a_name_twice_is_refused(void **unused)
 {
     (void)unused;
@@ -1129,6 +1188,7 @@ int main(void)
         cmocka_unit_test(global_plan__gaps_are_allowed_to_one_rank_or_on_request),
         cmocka_unit_test(global_plan__empty_shards_hide_no_real_one),
         cmocka_unit_test(global_plan__each_rank_may_have_its_own_value),
+        cmocka_unit_test(global_plan__a_name_of_a_ranks_own_value_is_a_clash),
         cmocka_unit_test(global_plan__a_plan_with_a_name_twice_is_refused),
         cmocka_unit_test(global_plan__containers_of_rank_0_come_first),
         cmocka_unit_test(global_plan__gives_metadata_that_can_be_written),
