@@ -41,10 +41,19 @@ fi
 "$bin/bench_command" "$runs" "cat $gib GiB" "cat $work/big/*.distcp" "dcptool verify" "$bin/dcptool verify -q $work/big" \
     "dcptool hash" "$bin/dcptool hash -q $work/big"
 "$bin/bench_command" 1 "dcptool copy $gib GiB" "$bin/dcptool copy -f -q --no-sync $work/big $work/copy"
+"$bin/bench_command" 1 "dcptool reshard $gib GiB, 8 ranks" "$bin/dcptool reshard -f -q --no-sync --ranks 8 $work/big $work/copy" \
+    "2 x 4, both axes" "$bin/dcptool reshard -f -q --no-sync --mesh 2x4 --place '*=1,0' $work/big $work/copy"
+
+mkdir "$work/many-chunks"
+python3 bench/gen_metadata.py --tensors 1000 --chunks 1024 --release 2.13 "$work/many-chunks/.metadata"
+"$bin/bench_load_plan" "$work/many-chunks" "$runs"
 
 python3 bench/gen_metadata.py --tensors 1000 --chunks 256 --release 2.15 "$work/metadata"
 echo
 echo '```'
 "$bin/bench_metadata" "$work/metadata"
 "$bin/bench_metadata_write" 1000 256 "$runs"
+"$bin/bench_plan" 256 1000
+"$bin/bench_plan" --share 4096 1000
+"$bin/bench_plan" --tiling 16384
 echo '```'
