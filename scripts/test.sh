@@ -3,7 +3,8 @@
 #
 #     scripts/test.sh              release, address and undefined-behaviour sanitizers, thread sanitizer, clang, lint, style
 #     scripts/test.sh --quick      release only
-#     scripts/test.sh --long [S]   also every unit test under valgrind, and S seconds (60) of fuzzing for each target
+#     scripts/test.sh --long [S]   also every unit test under valgrind, 10,000 random layouts on ranks, and S seconds (60) of fuzzing
+#                                  for each target
 #
 # Installs what is missing first. Logs of each step are in build-logs/.
 set -uo pipefail
@@ -15,7 +16,7 @@ case ${1:-} in
 '') ;;
 --quick) mode=quick ;;
 --long) mode=long fuzz_seconds=${2:-60} ;;
-*) sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+*) sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac
 
 jobs=$(nproc)
@@ -144,6 +145,7 @@ main() {
     check style style
     [ $mode = long ] || return
     build_and_test valgrind
+    check any-layout env DCP_TEST_ROUNDS=7 build/tests/test_any_layout
     echo "fuzzing, $fuzz_seconds s for each target:"
     check fuzz scripts/fuzz.sh "$fuzz_seconds"
 }

@@ -889,6 +889,74 @@ static void global_plan__gives_metadata_that_can_be_written(void **unused)
 
 /* ---- ownership, traffic ---- */
 
+enum { MANY_RANKS = 128, MANY_NAMES = 1024 };
+
+/* Rank r has row r of each tensor. */
+static dcp_save_plan *one_row_of_each(int rank, char (*names)[32], dcp_key *paths, int64_t *numbers)
+{
+    static const int64_t extents[] = {MANY_RANKS, 4096};
+    static float nothing;
+    dcp_save_plan *plan;
+    numbers[0] = rank;
+    numbers[1] = 0;
+    numbers[2] = 1;
+    numbers[3] = 4096;
+    assert_int_equal(dcp__save_plan_create(dcp__context(NULL), &plan, NULL), DCP_OK);
+    for (int i = 0; i < MANY_NAMES; i++) {
+        dcp_write_item item = {.fqn = dcp_str_of(names[i]),
+                               .path = &paths[i],
+                               .path_len = 1,
+                               .kind = DCP_ITEM_TENSOR,
+                               .dtype = DCP_FLOAT32,
+                               .ndim = 2,
+                               .global_extents = extents,
+                               .box = {numbers, numbers + 2}};
+        item.tensor = dcp_tensor_make(DCP_FLOAT32, 2, numbers + 2, &nothing);
+        assert_int_equal(dcp_save_plan_add(plan, &item, NULL), DCP_OK);
+    }
+    return plan;
+}
+
+/* No rank receives much more than its share of what all say about their plans, and no item takes many bytes. */
+static void global_plan__nothing_concentrates_on_one_rank(void **unused)
+{
+    (void)unused;
+    static char names[MANY_NAMES][32];
+    static dcp_key paths[MANY_NAMES];
+    static int64_t boxes[MANY_RANKS][4];
+    dcp_save_plan *plans[MANY_RANKS];
+    plan_world w;
+    size_t received[MANY_RANKS] = {0}, total = 0;
+    dcp_error err = DCP_ERROR_INIT;
+    for (int i = 0; i < MANY_NAMES; i++) {
+        snprintf(names[i], sizeof names[i], "model.layers.%d.weight", i);
+        paths[i] = dcp_key_str(names[i]);
+    }
+    for (int r = 0; r < MANY_RANKS; r++) {
+        plans[r] = one_row_of_each(r, names, paths, boxes[r]);
+    }
+    assert_int_equal(pw_init(&w, NULL, MANY_RANKS, (const dcp_save_plan *const *)plans), DCP_OK);
+    pw_restart(&w);
+    assert_int_equal(pw_hello(&w, &err), DCP_OK);
+    assert_int_equal(pw_encode(&w, &err), DCP_OK);
+    for (int r = 0; r < MANY_RANKS; r++) {
+        for (int o = 0; o < MANY_RANKS; o++) {
+            received[o] += w.plan_mail[r].start[o + 1] - w.plan_mail[r].start[o];
+        }
+    }
+    for (int o = 0; o < MANY_RANKS; o++) {
+        total += received[o];
+    }
+    for (int o = 0; o < MANY_RANKS; o++) {
+        assert_in_range(received[o], 1, total / MANY_RANKS * 5 / 4);
+    }
+    assert_in_range(total, 1, (size_t)24 * MANY_RANKS * MANY_NAMES);
+    pw_free(&w);
+    for (int r = 0; r < MANY_RANKS; r++) {
+        dcp_save_plan_free(plans[r]);
+    }
+}
+
 static void global_plan__owners_follow_the_rule(void **unused)
 {
     (void)unused;
@@ -1192,6 +1260,7 @@ int main(void)
         cmocka_unit_test(global_plan__a_plan_with_a_name_twice_is_refused),
         cmocka_unit_test(global_plan__containers_of_rank_0_come_first),
         cmocka_unit_test(global_plan__gives_metadata_that_can_be_written),
+        cmocka_unit_test(global_plan__nothing_concentrates_on_one_rank),
         cmocka_unit_test(global_plan__owners_follow_the_rule),
         cmocka_unit_test(plan_cache__another_structure_is_planned_anew),
         cmocka_unit_test(plan_cache__is_stored_and_read_again),
