@@ -172,8 +172,10 @@ dcp_status dcp__session_encode(dcp_save_session *s, dcp__metadata *m, dcp_error 
     own->generation = dcp_str_of(s->generation);
     own->world = s->world;
     own->rank = s->opts.rank_local ? s->rank : -1;
-    own->extras = s->plan->own_extras;
-    m->extras = s->plan->extras;
+    if (s->plan) { /* none where ranks plan by other means */
+        own->extras = s->plan->own_extras;
+        m->extras = s->plan->extras;
+    }
     return status == DCP_OK ? dcp__metadata_write(m, &opts, &s->metadata, err) : status;
 }
 
