@@ -4,6 +4,7 @@
 
 #include "base/hash.h"
 #include "engine/copy.h"
+#include "format/pickle_writer.h"
 #include "state/strided.h"
 #include "state/value.h"
 
@@ -175,13 +176,75 @@ static dcp_status add_tensor(dcp_checkpoint *ck, dcp_save_plan *p, size_t index,
     return status;
 }
 
+/* A value that has storages outside of tensors, such as a quantised tensor, cannot be written anew, since nothing tells what else
+ * refers to them. */
+static dcp_status can_be_written(dcp_context *ctx, const dcp_value *v, bool *out, dcp_error *err)
+{
+    dcp__buf pickle;
+    dcp__write_storage *storages = NULL;
+    size_t n;
+    dcp_error fault = DCP_ERROR_INIT;
+    dcp__buf_init(&pickle, ctx);
+    dcp_status status = dcp__pickle_value(&pickle, v, &storages, &n, &fault);
+    dcp__free(ctx, storages);
+    dcp__buf_reset(&pickle);
+    *out = status != DCP_UNSUPPORTED;
+    if (status != DCP_OK && *out && err) {
+        *err = fault;
+    }
+    return *out ? status : DCP_OK;
+}
+
+/* In place of such a value: the record that it was read from, as it is, kept by the plan. Objects of torch.save files have none
+ * of their own. */
+static dcp_status take_record(dcp_checkpoint *ck, dcp_save_plan *p, const dcp_item *item, dcp_value **v, dcp_error *err)
+{
+    char *bytes;
+    size_t len;
+    dcp_status status = ck->values ? dcp__fail(err, DCP_UNSUPPORTED, "a value that refers to a storage outside of tensors")
+                                   : dcp_read_record(ck, item, &bytes, &len, err);
+    if (status != DCP_OK) {
+        return ck->values ? dcp__in_item(ck, 0, item->fqn, status, err) : status;
+    }
+    char *kept = dcp__arena_alloc(&p->arena, len);
+    if (kept) {
+        memcpy(kept, bytes, len);
+        dcp_value_free(*v);
+        *v = NULL;
+        status = dcp_record_create(ck->ctx, kept, len, v, err);
+    }
+    dcp_text_free(ck->ctx, bytes);
+    return kept ? status : dcp__arena_fail(&p->arena, err);
+}
+
+/* The object of an item, in a form that a save takes. */
+static dcp_status read_for_copy(dcp_checkpoint *ck, dcp_save_plan *p, const dcp_item *item, dcp_value **out, dcp_error *err)
+{
+    dcp_value *v;
+    bool is_writable;
+    dcp_status status = dcp_read_object(ck, item, &v, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    status = can_be_written(ck->ctx, v, &is_writable, err);
+    if (status == DCP_OK && !is_writable) {
+        status = take_record(ck, p, item, &v, err);
+    }
+    if (status != DCP_OK) {
+        dcp_value_free(v);
+        return status;
+    }
+    *out = v;
+    return DCP_OK;
+}
+
 static dcp_status add_object(dcp_checkpoint *ck, dcp_save_plan *p, size_t index, int rank, dcp_error *err)
 {
     const dcp__entry *e = &ck->meta->entries[index];
     dcp_write_item item = {.kind = DCP_ITEM_OBJECT};
     dcp_value *v;
     dcp_status status = dcp__save_plan_name(p, e->item.fqn, e->item.path, e->item.path_len, rank, &item, err);
-    status = status == DCP_OK ? dcp_read_object(ck, &e->item, &v, err) : status;
+    status = status == DCP_OK ? read_for_copy(ck, p, &e->item, &v, err) : status;
     status = status == DCP_OK ? dcp__save_plan_hold(p, v, err) : status;
     if (status != DCP_OK) {
         return status;

@@ -65,6 +65,25 @@ class Saves(unittest.TestCase):
         torch.save(state(), whole, _use_new_zipfile_serialization=False)
         self.assertEqual(tool_hash(whole), digests(flat()))
 
+    def test_storages_outside_of_tensors(self):
+        """Quantised tensors and bare storages inside objects: the records are passed on as they are."""
+        quantised = torch.quantize_per_tensor(torch.tensor([-1.0, 0.5, 2.0]), 0.25, 3, torch.quint8)
+        saved = {"pair": (quantised, torch.arange(3)), "storage": (torch.arange(4.0).untyped_storage(), "text"), "plain": 1}
+        save(saved, self.path)
+        for options in [(), ("--file-per-item",), ("--align",), *([("--transform", "zstd")] if has_zstd() else [])]:
+            with self.subTest(options=options):
+                copied = self.path.parent / f"copied{options[-1:]}"
+                tool_copy(self.path, copied, *options)
+                run(TOOL, "verify", "--quiet", copied)
+                loaded = {name: None for name in saved}
+                load(loaded, copied)
+                self.assertTrue(torch.equal(loaded["pair"][0].int_repr(), quantised.int_repr()))
+                self.assertEqual(loaded["pair"][0].q_scale(), 0.25)
+                self.assertTrue(torch.equal(loaded["pair"][1], torch.arange(3)))
+                self.assertEqual(loaded["storage"][0].tolist(), saved["storage"][0].tolist())
+                self.assertEqual(loaded["plain"], 1)
+                self.assertEqual(tool_hash(copied), tool_hash(self.path))
+
     def test_names_that_collide(self):
         """Of a torch.save file, whose keys nobody can choose any more. The copy has them all, and PyTorch can do with it what it does."""
         whole = self.path.parent / "whole.pt"
