@@ -1,3 +1,4 @@
+dcp_test(engine digest engine)
 dcp_test(engine read engine)
 dcp_threaded_tests(engine.read)
 dcp_test(engine save engine)

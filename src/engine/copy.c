@@ -33,25 +33,16 @@ dcp_status dcp__read_item_bytes(dcp_checkpoint *ck, const dcp__entry *e, const d
     return status;
 }
 
-/* What one item is read from. The records of a copy get new checksums, so the old ones must be right: a block is not a whole
- * record, and its CRC is taken over all blocks of the item. */
-typedef struct origin {
-    dcp_checkpoint *ck;
-    const dcp__entry *entry;
-    const dcp__chunk *chunk;
-    bool is_plain;   /* the file holds the elements row-major from `offset` on */
-    bool is_summed;  /* the blocks give the record's CRC */
-    uint64_t offset; /* in the file */
-    uint32_t crc, expected;
-} origin;
+/* The records of a copy get new checksums, so the old ones must be right: a block is not a whole record, and its CRC is taken
+ * over all blocks of the item. */
 
-static dcp_status in_origin(const origin *from, dcp_status status, dcp_error *err)
+static dcp_status in_origin(const dcp__origin *from, dcp_status status, dcp_error *err)
 {
     uint32_t file = from->ck->meta->storages[from->chunk->storage].file;
     return status == DCP_OK ? status : dcp__in_item(from->ck, file, from->entry->item.fqn, status, err);
 }
 
-static dcp_status read_plain(const origin *from, uint64_t offset, void *buf, size_t n, dcp_error *err)
+static dcp_status read_plain(const dcp__origin *from, uint64_t offset, void *buf, size_t n, dcp_error *err)
 {
     uint32_t index = from->ck->meta->storages[from->chunk->storage].file;
     dcp_file *f;
@@ -65,7 +56,7 @@ static dcp_status read_plain(const origin *from, uint64_t offset, void *buf, siz
 }
 
 /* Before the first of several blocks. The CRC of a storage whose order is another one is checked at once. */
-static dcp_status look_at_origin(origin *from, dcp_error *err)
+static dcp_status look_at_origin(dcp__origin *from, dcp_error *err)
 {
     dcp__located l;
     dcp_status status = dcp__locate_chunk(from->ck, from->entry, from->chunk, &l, err);
@@ -79,6 +70,7 @@ static dcp_status look_at_origin(origin *from, dcp_error *err)
     from->offset = from->is_plain ? l.file_offset + p->offset : 0;
     from->is_summed = has_crc && in_order && p->span_bytes == p->storage.full_bytes;
     from->expected = p->storage.crc;
+    from->crc_at = l.file_offset != DCP_NO_OFFSET ? l.file_offset + p->storage.offset : DCP_NO_OFFSET;
     from->crc = 0;
     if (has_crc && !from->is_summed && !p->storage.is_deflated) {
         status = dcp__check_storage_crc(from->ck->ctx, &l.source, &p->storage, err);
@@ -90,9 +82,9 @@ static dcp_status look_at_origin(origin *from, dcp_error *err)
     return in_origin(from, status, err);
 }
 
-static dcp_status pull(void *user, const dcp_write_item *item, uint64_t offset, void *buf, size_t n, dcp_error *err)
+dcp_status dcp__origin_pull(void *user, const dcp_write_item *item, uint64_t offset, void *buf, size_t n, dcp_error *err)
 {
-    origin *from = user;
+    dcp__origin *from = user;
     if (n == item->bytes || from->chunk->storage == DCP__NO_STORAGE) {
         return dcp__read_item_bytes(from->ck, from->entry, item, offset, buf, n, err); /* checks the CRC itself */
     }
@@ -106,7 +98,8 @@ static dcp_status pull(void *user, const dcp_write_item *item, uint64_t offset, 
     }
     from->crc = dcp__crc32(from->crc, buf, n);
     if (offset + n == item->bytes && from->crc != from->expected) {
-        status = dcp__fail(err, DCP_CHECKSUM, "crc-32 of the payload is %08x, the record says %08x", from->crc, from->expected);
+        status = dcp__fail_at(err, DCP_CHECKSUM, from->crc_at, "crc-32 of the payload is %08x, the record says %08x", from->crc,
+                              from->expected);
     }
     return in_origin(from, status, err);
 }
@@ -149,10 +142,13 @@ dcp_status dcp__tie_of(dcp_checkpoint *ck, const dcp__entry *e, const dcp__chunk
 static dcp_status add_tensor(dcp_checkpoint *ck, dcp_save_plan *p, size_t index, int rank, dcp_error *err)
 {
     const dcp__entry *e = &ck->meta->entries[index];
-    dcp_write_item item = {
-        .kind = DCP_ITEM_TENSOR, .dtype = e->item.dtype, .ndim = e->item.ndim, .global_extents = e->item.extents, .pull = pull};
+    dcp_write_item item = {.kind = DCP_ITEM_TENSOR,
+                           .dtype = e->item.dtype,
+                           .ndim = e->item.ndim,
+                           .global_extents = e->item.extents,
+                           .pull = dcp__origin_pull};
     dcp_status status = dcp__save_plan_name(p, e->item.fqn, e->item.path, e->item.path_len, rank, &item, err);
-    origin *origins = dcp__arena_alloc(&p->arena, e->item.n_chunks * sizeof *origins);
+    dcp__origin *origins = dcp__arena_alloc(&p->arena, e->item.n_chunks * sizeof *origins);
     if (!origins) {
         return dcp__nomem(err);
     }
@@ -162,7 +158,7 @@ static dcp_status add_tensor(dcp_checkpoint *ck, dcp_save_plan *p, size_t index,
         if (!dcp__elems(e->item.ndim, c->sizes, &elems) || (elems == 0 && (e->item.bytes || i > 0))) {
             continue; /* an empty shard; a tensor without elements has one */
         }
-        origins[i] = (origin){.ck = ck, .entry = e, .chunk = c};
+        origins[i] = (dcp__origin){.ck = ck, .entry = e, .chunk = c};
         item.pull_user = &origins[i];
         item.box = (dcp_box){c->offsets, c->sizes};
         item.tie = 0;

@@ -14,6 +14,21 @@ dcp_status dcp__tie_of(dcp_checkpoint *ck, const dcp__entry *e, const dcp__chunk
 /* Reads n row-major bytes of a write item's box, from byte `offset` on. */
 dcp_status dcp__read_item_bytes(dcp_checkpoint *ck, const dcp__entry *e, const dcp_write_item *item, uint64_t offset, void *buf,
                                 size_t n, dcp_error *err);
+/* What one chunk is read from, front to back. */
+typedef struct dcp__origin {
+    dcp_checkpoint *ck;
+    const dcp__entry *entry;
+    const dcp__chunk *chunk;
+    /* The rest is found out with the first of several blocks. */
+    bool is_plain;   /* the file holds the elements row-major from `offset` on */
+    bool is_summed;  /* the blocks give the record's CRC */
+    uint64_t offset; /* in the file */
+    uint32_t crc, expected;
+    uint64_t crc_at; /* where in the file the CRC's bytes begin; DCP_NO_OFFSET: not stored as such */
+} dcp__origin;
+/* The pull function of a write item that is a chunk: user is a dcp__origin. Blocks are asked for in ascending order, from the
+ * first to the last; the CRC is compared with the last one if the checkpoint is open for that. */
+dcp_status dcp__origin_pull(void *user, const dcp_write_item *item, uint64_t offset, void *buf, size_t n, dcp_error *err);
 /* Adds entry `index` to a plan, under "rank.<rank>." if rank >= 0. */
 dcp_status dcp__plan_add_entry(dcp_checkpoint *ck, dcp_save_plan *p, size_t index, int rank, dcp_error *err);
 /* What the metadata says beside its items: containers, and fields that are not known here. */
