@@ -17,8 +17,9 @@ typedef struct command {
 } command;
 
 static const command commands[] = {
-    {"ls", cmd_ls},         {"info", cmd_info}, {"cat", cmd_cat},     {"hash", cmd_hash},       {"verify", cmd_verify},
-    {"latest", cmd_latest}, {"copy", cmd_copy}, {"merge", cmd_merge}, {"reshard", cmd_reshard}, {"demo", cmd_demo},
+    {"ls", cmd_ls},           {"info", cmd_info},     {"cat", cmd_cat},   {"hash", cmd_hash},
+    {"verify", cmd_verify},   {"latest", cmd_latest}, {"copy", cmd_copy}, {"merge", cmd_merge},
+    {"reshard", cmd_reshard}, {"diff", cmd_diff},     {"demo", cmd_demo},
 };
 
 static const char doc[] =
@@ -31,6 +32,7 @@ static const char doc[] =
     "  hash CKPT              a digest of every item\n"
     "  verify CKPT            check files, bounds, coverage and checksums\n"
     "  latest DIR             the newest complete checkpoint below a directory\n"
+    "  diff A B               show where two checkpoints differ\n"
     "  copy SRC DST           write a clean checkpoint from any other\n"
     "  merge SRC DST          unite what ranks have saved without communication\n"
     "  reshard SRC DST        rewrite a checkpoint for another number of ranks\n"

@@ -1,6 +1,7 @@
 dcp_test(unit value state)
 dcp_test(unit tensor_value state)
 dcp_test(unit strided state)
+dcp_test(unit numbers state)
 dcp_test(unit repr state)
 dcp_test(unit equal state)
 dcp_test(unit flatten state)

@@ -9,6 +9,7 @@ _dcptool_options() {
     cat) echo "$common --format= --as-bits --rank=" ;;
     verify) echo "$common --quick" ;;
     copy | merge) echo "$common $save" ;;
+    diff) echo "$common --atol= --rtol=" ;;
     reshard) echo "$common $save --ranks= --mesh= --place=" ;;
     demo) echo "$common --ranks= --reload-ranks= --size= --force" ;;
     info | hash | latest) echo "$common" ;;
@@ -35,7 +36,7 @@ _dcptool() {
         mapfile -t COMPREPLY < <(compgen -W "$(_dcptool_options "$command")" -- "$cur")
         [[ ${COMPREPLY[0]-} != *= ]] || compopt -o nospace 2>/dev/null
     elif [ -z "$command" ]; then
-        mapfile -t COMPREPLY < <(compgen -W "ls info cat hash verify latest copy merge reshard demo" -- "$cur")
+        mapfile -t COMPREPLY < <(compgen -W "ls info cat hash verify latest copy merge reshard diff demo" -- "$cur")
     elif [ "$command" = cat ] && [ ${#args[@]} -eq 1 ]; then
         local IFS=$'\n'
         mapfile -t COMPREPLY < <(compgen -W "$(_dcptool_items "${args[0]}")" -- "$cur")

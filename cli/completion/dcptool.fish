@@ -1,5 +1,5 @@
 # Completion of dcptool for fish.
-set -l commands ls info cat hash verify latest copy merge reshard demo
+set -l commands ls info cat hash verify latest copy merge reshard diff demo
 set -l start "not __fish_seen_subcommand_from $commands"
 complete -c dcptool -n $start -f -a ls -d 'list what is in a checkpoint'
 complete -c dcptool -n $start -f -a info -d 'layout, writer, ranks, files, sizes'
@@ -10,6 +10,7 @@ complete -c dcptool -n $start -f -a latest -d 'the newest complete checkpoint be
 complete -c dcptool -n $start -f -a copy -d 'write a clean checkpoint from any other'
 complete -c dcptool -n $start -f -a merge -d 'unite what ranks have saved without communication'
 complete -c dcptool -n $start -f -a reshard -d 'rewrite a checkpoint for another number of ranks'
+complete -c dcptool -n $start -f -a diff -d 'show where two checkpoints differ'
 complete -c dcptool -n $start -f -a demo -d 'save, reload and check a made-up training state'
 complete -c dcptool -s j -l json -d 'print JSON'
 complete -c dcptool -s q -l quiet -d 'no progress, warnings or summary'
@@ -35,6 +36,8 @@ complete -c dcptool -n '__fish_seen_subcommand_from copy merge reshard' -l no-sy
 complete -c dcptool -n '__fish_seen_subcommand_from reshard' -l ranks -x -d 'number of ranks'
 complete -c dcptool -n '__fish_seen_subcommand_from reshard' -l mesh -x -d 'ranks along each dimension'
 complete -c dcptool -n '__fish_seen_subcommand_from reshard' -l place -x -d 'axis or r for each dimension of the mesh'
+complete -c dcptool -n '__fish_seen_subcommand_from diff' -l atol -x -d 'absolute tolerance'
+complete -c dcptool -n '__fish_seen_subcommand_from diff' -l rtol -x -d 'relative tolerance'
 complete -c dcptool -n '__fish_seen_subcommand_from demo' -l ranks -x -d 'that save'
 complete -c dcptool -n '__fish_seen_subcommand_from demo' -l reload-ranks -x -d 'that reload'
 complete -c dcptool -n '__fish_seen_subcommand_from demo' -l size -x -d 'of the state'

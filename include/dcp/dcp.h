@@ -6,6 +6,7 @@
 #include "backend.h"
 #include "base.h"
 #include "checkpoint.h"
+#include "convert.h"
 #include "device.h"
 #include "load.h"
 #include "save.h"

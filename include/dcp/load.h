@@ -73,7 +73,8 @@ typedef enum dcp_difference_kind {
     DCP_DIFF_UNEXPECTED,  /* in the checkpoint, not in the state */
     DCP_DIFF_SHAPE,
     DCP_DIFF_DTYPE,
-    DCP_DIFF_KIND /* tensor on one side, object on the other */
+    DCP_DIFF_KIND, /* tensor on one side, object on the other */
+    DCP_DIFF_VALUE /* dcp_diff alone */
 } dcp_difference_kind;
 
 /* Called once for each difference before anything is read; text valid for the call. */

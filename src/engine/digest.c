@@ -4,67 +4,16 @@
 #include <string.h>
 
 #include "engine/copy.h"
+#include "engine/tensor_slabs.h"
 #include "state/strided.h"
 
 #define SLAB_BYTES ((int64_t)32 << 20)
 /* Of a chunk that is read front to back: CRC and SHA-256 then find it in the cache. */
 #define BLOCK_BYTES ((size_t)1 << 20)
 
-/* The tensor cut into slabs: single indexes of the dimensions before `dim`, `step` indexes of it, all of those behind. */
-typedef struct slabs {
-    int dim;
-    int64_t step, bytes;
-} slabs;
-
-static slabs cut(const dcp_item *item)
-{
-    int64_t inner = (int64_t)dcp_dtype_bytes(item->dtype);
-    int d = item->ndim - 1;
-    while (d > 0 && inner * item->extents[d] <= SLAB_BYTES) {
-        inner *= item->extents[d--];
-    }
-    if (d < 0) {
-        return (slabs){-1, 1, inner};
-    }
-    int64_t step = SLAB_BYTES / inner;
-    step = step < 1 ? 1 : step > item->extents[d] ? item->extents[d] : step;
-    return (slabs){d, step, step * inner};
-}
-
-/* Moves to the next slab; false at the end. */
-static bool advance(const dcp_item *item, const slabs *s, int64_t *offsets)
-{
-    for (int d = s->dim; d >= 0; d--) {
-        offsets[d] += d == s->dim ? s->step : 1;
-        if (offsets[d] < item->extents[d]) {
-            return true;
-        }
-        offsets[d] = 0;
-    }
-    return false;
-}
-
 static dcp_status update(EVP_MD_CTX *md, const void *bytes, size_t n, dcp_error *err)
 {
     return EVP_DigestUpdate(md, bytes, n) == 1 ? DCP_OK : dcp__fail(err, DCP_INTERNAL, "sha-256 failed");
-}
-
-static dcp_status hash_slab(dcp_checkpoint *ck, const dcp_item *item, const slabs *s, const int64_t *offsets, void *buf,
-                            EVP_MD_CTX *md, dcp_error *err)
-{
-    int64_t sizes[DCP_MAX_NDIM], elems;
-    for (int d = 0; d < item->ndim; d++) {
-        int64_t left = item->extents[d] - offsets[d];
-        sizes[d] = d < s->dim ? 1 : d > s->dim ? item->extents[d] : left < s->step ? left : s->step;
-    }
-    dcp_box box = {offsets, sizes};
-    dcp_tensor dst = dcp_tensor_make(item->dtype, item->ndim, sizes, buf);
-    dcp_status status = dcp_read(ck, item, &box, &dst, err);
-    if (status != DCP_OK) {
-        return status;
-    }
-    dcp__elems(item->ndim, sizes, &elems);
-    return update(md, buf, (size_t)elems * dcp_dtype_bytes(item->dtype), err);
 }
 
 /* ---- chunks of whole rows: each is read once, and its CRC comes along ---- */
@@ -140,14 +89,15 @@ static dcp_status hash_rows(dcp_checkpoint *ck, const dcp_item *item, EVP_MD_CTX
 
 /* ---- any other form: slabs of the tensor, after its CRCs ---- */
 
-static dcp_status hash_slabs(dcp_checkpoint *ck, const dcp_item *item, const slabs *s, EVP_MD_CTX *md, dcp_error *err)
+static dcp_status hash_slabs(dcp_checkpoint *ck, const dcp_item *item, dcp__slabs *s, EVP_MD_CTX *md, dcp_error *err)
 {
-    int64_t offsets[DCP_MAX_NDIM] = {0};
-    void *buf = dcp__alloc_aligned(ck->ctx, 64, (size_t)s->bytes);
+    size_t elem = dcp_dtype_bytes(item->dtype);
+    void *buf = dcp__alloc_aligned(ck->ctx, 64, (size_t)s->largest * elem);
     dcp_status status = buf ? DCP_OK : dcp__nomem(err);
-    do {
-        status = status == DCP_OK ? hash_slab(ck, item, s, offsets, buf, md, err) : status;
-    } while (status == DCP_OK && advance(item, s, offsets));
+    while (status == DCP_OK && dcp__slabs_next(s)) {
+        status = dcp__slabs_read(s, ck, item, buf, err);
+        status = status == DCP_OK ? update(md, buf, (size_t)s->elems * elem, err) : status;
+    }
     dcp__free_aligned(ck->ctx, buf);
     return status;
 }
@@ -155,9 +105,11 @@ static dcp_status hash_slabs(dcp_checkpoint *ck, const dcp_item *item, const sla
 /* A slab that is the whole tensor is checked when it is read. */
 static dcp_status hash_elements(dcp_checkpoint *ck, const dcp_item *item, EVP_MD_CTX *md, dcp_error *err)
 {
-    slabs s = cut(item);
+    dcp__slabs s;
+    size_t elem = dcp_dtype_bytes(item->dtype);
     dcp_status status = DCP_OK;
-    if ((uint64_t)s.bytes < item->bytes && ck->check_crc) {
+    dcp__slabs_init(&s, item->ndim, item->extents, SLAB_BYTES / (int64_t)elem);
+    if ((uint64_t)s.largest * elem < item->bytes && ck->check_crc) {
         bool done;
         status = hash_rows(ck, item, md, &done, err);
         if (status != DCP_OK || done) {
