@@ -125,6 +125,8 @@ struct dcp_storage_ops {
      * another, has it. Held until close. NULL: no locks, the caller goes on and reports. */
     dcp_status (*lock)(dcp_file *f, bool *locked, dcp_error *err);
     void (*free)(dcp_storage *st);
+    /* Bytes that may still be written below a directory, as far as is known now: other writers may be faster. NULL: unknown. */
+    dcp_status (*space)(dcp_storage *st, const char *name, uint64_t *free_bytes, dcp_error *err);
 };
 
 /* Files below a directory of the local file system. root is copied; it need not exist. Errors: NOMEM, ARG. */

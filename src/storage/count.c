@@ -109,6 +109,7 @@ static const dcp_storage_ops count_ops = {
     .sync_dir = count_sync_dir,
     .lock = count_lock,
     .free = dcp__shim_free,
+    .space = dcp__shim_space,
 };
 
 dcp_status dcp_storage_count(dcp_context *ctx, dcp_storage *inner, dcp_storage_counts *counts, dcp_storage **out, dcp_error *err)

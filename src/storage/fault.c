@@ -144,6 +144,7 @@ static const dcp_storage_ops fault_ops = {
     .sync_dir = fault_sync_dir,
     .lock = fault_lock,
     .free = fault_free,
+    .space = dcp__shim_space,
 };
 
 dcp_status dcp_storage_fault(dcp_context *ctx, dcp_storage *inner, dcp_fault_fn fn, void *user, dcp_storage **out, dcp_error *err)

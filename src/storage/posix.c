@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "storage/beneath.h"
@@ -478,6 +479,23 @@ static dcp_status posix_sync_dir(dcp_storage *st, const char *name, dcp_error *e
     return status;
 }
 
+static dcp_status posix_space(dcp_storage *st, const char *name, uint64_t *free_bytes, dcp_error *err)
+{
+    int fd;
+    struct statvfs fs;
+    dcp_status status = open_directory(st, "look at", name, &fd, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    int rc = fstatvfs(fd, &fs), sys_errno = errno;
+    close(fd);
+    if (rc != 0) {
+        return dcp__fail_errno(err, sys_errno, "free space of %s", dcp__print(dcp_str_of(name)).text);
+    }
+    *free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
+    return DCP_OK;
+}
+
 /* ---- the storage ---- */
 
 static void posix_free(dcp_storage *st)
@@ -509,6 +527,7 @@ static const dcp_storage_ops posix_ops = {
     .sync_dir = posix_sync_dir,
     .lock = posix_lock,
     .free = posix_free,
+    .space = posix_space,
 };
 
 dcp_status dcp_storage_posix(dcp_context *ctx, const char *root, dcp_storage **out, dcp_error *err)

@@ -19,6 +19,7 @@ dcp_status dcp__shim_create(dcp_context *ctx, size_t bytes, const dcp_storage_op
     s->ops.make_dir = inner->ops->make_dir ? ops->make_dir : NULL;
     s->ops.sync_dir = inner->ops->sync_dir ? ops->sync_dir : NULL;
     s->ops.lock = inner->ops->lock ? ops->lock : NULL;
+    s->ops.space = inner->ops->space ? ops->space : NULL;
     s->base.ops = &s->ops;
     s->ctx = ctx;
     s->inner = inner;
@@ -52,6 +53,12 @@ dcp_status dcp__shim_close(dcp_file *file, dcp_error *err)
     dcp_status status = s->inner->ops->close(f->inner, err);
     dcp__free(s->ctx, f);
     return status;
+}
+
+dcp_status dcp__shim_space(dcp_storage *st, const char *name, uint64_t *free_bytes, dcp_error *err)
+{
+    dcp_storage *inner = ((dcp__shim *)st)->inner;
+    return inner->ops->space(inner, name, free_bytes, err);
 }
 
 void dcp__shim_free(dcp_storage *st)

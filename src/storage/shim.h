@@ -25,6 +25,7 @@ dcp_status dcp__shim_create(dcp_context *ctx, size_t bytes, const dcp_storage_op
 /* Opens the inner file and wraps it; closing frees the wrapper in every case. */
 dcp_status dcp__shim_open(dcp_storage *st, const char *name, unsigned flags, dcp_file **out, dcp_error *err);
 dcp_status dcp__shim_close(dcp_file *f, dcp_error *err);
+dcp_status dcp__shim_space(dcp_storage *st, const char *name, uint64_t *free_bytes, dcp_error *err);
 /* For shims that hold nothing else. */
 void dcp__shim_free(dcp_storage *st);
 

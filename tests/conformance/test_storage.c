@@ -360,6 +360,18 @@ static void sync__succeeds_or_says_unsupported(void **state)
     }
 }
 
+static void space__is_told_for_directories(void **state)
+{
+    dcp_storage *st = storage_of(state);
+    uint64_t bytes = 0;
+    if (!st->ops->space) {
+        return;
+    }
+    assert_int_equal(st->ops->space(st, "", &bytes, NULL), DCP_OK);
+    assert_true(bytes > 0);
+    assert_int_equal(st->ops->space(st, "absent", &bytes, NULL), DCP_NOT_FOUND);
+}
+
 /* ---- opening ---- */
 
 static void open__absent_file_is_not_found(void **state)
@@ -719,6 +731,7 @@ static const struct {
     CASE(io__of_disjoint_ranges_from_many_threads),
     CASE(io__against_the_way_it_was_opened_fails),
     CASE(sync__succeeds_or_says_unsupported),
+    CASE(space__is_told_for_directories),
     CASE(open__absent_file_is_not_found),
     CASE(open__create_keeps_what_is_there),
     CASE(open__truncate_empties),
