@@ -25,6 +25,7 @@ int cmd_latest(int argc, char **argv);
 int cmd_copy(int argc, char **argv);
 int cmd_merge(int argc, char **argv);
 int cmd_reshard(int argc, char **argv);
+int cmd_convert(int argc, char **argv);
 int cmd_diff(int argc, char **argv);
 int cmd_demo(int argc, char **argv);
 

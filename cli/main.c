@@ -17,9 +17,9 @@ typedef struct command {
 } command;
 
 static const command commands[] = {
-    {"ls", cmd_ls},           {"info", cmd_info},     {"cat", cmd_cat},   {"hash", cmd_hash},
-    {"verify", cmd_verify},   {"latest", cmd_latest}, {"copy", cmd_copy}, {"merge", cmd_merge},
-    {"reshard", cmd_reshard}, {"diff", cmd_diff},     {"demo", cmd_demo},
+    {"ls", cmd_ls},           {"info", cmd_info},       {"cat", cmd_cat},   {"hash", cmd_hash},
+    {"verify", cmd_verify},   {"latest", cmd_latest},   {"copy", cmd_copy}, {"merge", cmd_merge},
+    {"reshard", cmd_reshard}, {"convert", cmd_convert}, {"diff", cmd_diff}, {"demo", cmd_demo},
 };
 
 static const char doc[] =
@@ -36,6 +36,7 @@ static const char doc[] =
     "  copy SRC DST           write a clean checkpoint from any other\n"
     "  merge SRC DST          unite what ranks have saved without communication\n"
     "  reshard SRC DST        rewrite a checkpoint for another number of ranks\n"
+    "  convert SRC DST        turn a checkpoint into one of another form\n"
     "  demo [DIR]             save, reload and check a made-up training state\n"
     "\v"
     "CKPT is a directory that torch.distributed.checkpoint wrote (also rank by rank), a torch.save file, a safetensors file "

@@ -15,11 +15,11 @@ endif()
 
 # The tool itself, as a process.
 if(TARGET dcptool)
-    foreach(name tool_hash tool_copy tool_cat tool_list tool_usage tool_verify tool_ranks tool_diff)
+    foreach(name tool_hash tool_copy tool_cat tool_list tool_usage tool_verify tool_ranks tool_diff tool_convert)
         dcp_test(cli ${name} base PkgConfig::JANSSON PkgConfig::CRYPTO)
         target_sources(test_${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests/cli/tool.c)
         target_compile_definitions(test_${name} PRIVATE DCPTOOL="$<TARGET_FILE:dcptool>")
         add_dependencies(test_${name} dcptool)
     endforeach()
-    dcp_threaded_tests(cli.tool_hash cli.tool_copy cli.tool_ranks)
+    dcp_threaded_tests(cli.tool_hash cli.tool_copy cli.tool_ranks cli.tool_convert)
 endif()

@@ -9,6 +9,10 @@ _dcptool_options() {
     cat) echo "$common --format= --as-bits --rank=" ;;
     verify) echo "$common --quick" ;;
     copy | merge) echo "$common $save" ;;
+    convert)
+        echo "$common --to= --force --resume --include= --exclude= --rename= --prefix= --cast= --allow-overflow --split= --alias=" \
+            "--objects= --max-file-size= --mapping= --ranks= --files= --transform= --no-sync --no-check"
+        ;;
     diff) echo "$common --atol= --rtol=" ;;
     reshard) echo "$common $save --ranks= --mesh= --place=" ;;
     demo) echo "$common --ranks= --reload-ranks= --size= --force" ;;
@@ -36,7 +40,7 @@ _dcptool() {
         mapfile -t COMPREPLY < <(compgen -W "$(_dcptool_options "$command")" -- "$cur")
         [[ ${COMPREPLY[0]-} != *= ]] || compopt -o nospace 2>/dev/null
     elif [ -z "$command" ]; then
-        mapfile -t COMPREPLY < <(compgen -W "ls info cat hash verify latest copy merge reshard diff demo" -- "$cur")
+        mapfile -t COMPREPLY < <(compgen -W "ls info cat hash verify latest copy merge reshard convert diff demo" -- "$cur")
     elif [ "$command" = cat ] && [ ${#args[@]} -eq 1 ]; then
         local IFS=$'\n'
         mapfile -t COMPREPLY < <(compgen -W "$(_dcptool_items "${args[0]}")" -- "$cur")

@@ -5,6 +5,10 @@
  *     dcp_diff(a, b, NULL, &report, &err);                       // two open checkpoints of any forms
  *     if (report.n_differences) { ... }
  *
+ *     dcp_convert_opts opts = DCP_CONVERT_OPTS_INIT;
+ *     opts.to = DCP_TO_HF;
+ *     dcp_convert(NULL, "run/step-1000", "model", &opts, NULL, &err);
+ *
  * Threads: the calls block, and use the threads of the context. The checkpoints may be used elsewhere at the same time.
  */
 #ifndef DCP_CONVERT_H
@@ -60,6 +64,104 @@ typedef struct dcp_diff_report {
  * dcp_read and dcp_read_object. Local. */
 DCP_API dcp_status dcp_diff(dcp_checkpoint *a, dcp_checkpoint *b, const dcp_diff_opts *opts, dcp_diff_report *report,
                             dcp_error *err);
+
+/* ---- converting ---- */
+
+typedef enum dcp_convert_form {
+    DCP_TO_DCP = 1,     /* a directory that torch.distributed.checkpoint loads */
+    DCP_TO_TORCH,       /* one torch.save file, nested as the state was */
+    DCP_TO_SAFETENSORS, /* one safetensors file */
+    DCP_TO_HF           /* a Hugging Face directory: safetensors files and, if there are several, model.safetensors.index.json */
+} dcp_convert_form;
+
+/* Names that share their elements, in a form that knows no sharing. DCP and torch.save keep it. */
+typedef enum dcp_alias {
+    DCP_ALIAS_COPY = 0, /* each name has elements of its own */
+    DCP_ALIAS_DROP,     /* the first name stays, the others are left out */
+    DCP_ALIAS_ERROR     /* MISMATCH, which names two of them; tensors that overlap in a torch.save file count too */
+} dcp_alias;
+
+/* What is no tensor, in a form that holds tensors alone. */
+typedef enum dcp_objects {
+    DCP_OBJECTS_ERROR = 0, /* UNSUPPORTED, which names them */
+    DCP_OBJECTS_DROP,
+    DCP_OBJECTS_BESIDE /* into a torch.save file beside: objects.pt in a directory, else <name>.objects.pt */
+} dcp_objects;
+
+/* Patterns are those of fnmatch, for names as they are in the source: "rank.<r>.<name>" for values of single ranks. */
+typedef struct dcp_convert_cast {
+    const char *names;
+    dcp_dtype dtype;
+} dcp_convert_cast;
+
+typedef struct dcp_convert_part {
+    const char *name; /* of the part: to/<name> for directories, else to/<name>.pt or to/<name>.safetensors */
+    const char *names;
+} dcp_convert_part;
+
+typedef struct dcp_convert_opts {
+    size_t struct_size;
+    dcp_convert_form to;
+    dcp_open_opts open;         /* of the source */
+    dcp_storage *storage;       /* where `to` is a name; NULL: the local file system. Borrowed. */
+    bool overwrite;             /* replace what is there; otherwise EXISTS */
+    bool resume;                /* HF: keep finished files of an earlier try that hold what they should, and go on */
+    bool no_sync;               /* do not make anything durable before publishing it */
+    bool no_check;              /* do not read the result back before publishing it */
+    const char *const *include; /* n_include 0: all. A pattern without a match is NOT_FOUND. */
+    size_t n_include;
+    const char *const *exclude;
+    size_t n_exclude;
+    const char *const *edits; /* of names, one after the other: "s/regex/text/g" (POSIX extended), "add:model.", "strip:model." */
+    size_t n_edits;
+    const dcp_convert_cast *casts; /* the first that fits a name counts. Numbers that do not fit are MISMATCH, with how many. */
+    size_t n_casts;
+    bool allow_overflow; /* they become infinite, NaN or the nearest integer, and are counted in the report */
+    const dcp_convert_part
+        *parts; /* several outputs: each name goes to the first part that fits it, to exactly one (NOT_FOUND) */
+    size_t n_parts;
+    dcp_alias alias;
+    dcp_objects objects;
+    uint64_t max_file_bytes; /* HF: of the tensors of one file, unless one alone has more; 0: one file */
+    const char *mapping;     /* HF: an index file, whose weight_map says which tensor goes to which file; it names exactly the
+                                tensors of the output. NULL: that of a source that has one, unless max_file_bytes is given. */
+    int ranks; /* DCP: written as by so many ranks, each with its rows of every tensor; 0: one, chunks as they are */
+    int files; /* DCP: as in dcp_save_opts, and so are the next four */
+    bool file_per_item, align_payloads;
+    const char *transform;
+    int target_release;
+    dcp_comm *comm; /* HF: the ranks that convert together, each its share of the files. NULL: this process alone. Borrowed. */
+    /* Called now and then, from one thread at a time, with bytes read, and read back, of those in all; false cancels. */
+    bool (*progress)(void *user, uint64_t done_bytes, uint64_t total_bytes);
+    void *user;
+} dcp_convert_opts;
+
+#define DCP_CONVERT_OPTS_INIT DCP_INIT_WITH(dcp_convert_opts, open, DCP_OPEN_OPTS_INIT)
+
+typedef struct dcp_convert_report {
+    size_t struct_size;
+    size_t n_tensors, n_objects; /* written */
+    size_t n_files;              /* made by this call */
+    size_t n_kept;               /* finished files of an earlier try */
+    size_t n_shared;             /* names that share the elements of another one in the output */
+    size_t n_aliases_dropped, n_objects_dropped;
+    uint64_t bytes;                      /* of the files made by this call */
+    uint64_t n_cast, n_lost;             /* elements that were cast, and those of them that did not fit */
+    double write_seconds, check_seconds; /* together with what made it durable; reading back */
+} dcp_convert_report;
+
+#define DCP_CONVERT_REPORT_INIT DCP_INIT(dcp_convert_report)
+
+/* Turns any checkpoint into one of the form opts->to, in bounded memory. Each byte of a tensor is read once, in large requests,
+ * and checked by the source's CRCs where it has them. The free space is looked at first; what is written is read back and
+ * compared by digest before it gets its name. With opts->comm collective: all ranks have the same source, target and options, and
+ * get the same result, but for the report, which tells what this rank did. Errors: those of dcp_checkpoint_open and dcp_read;
+ * EXISTS; ARG (options, a rename); NOT_FOUND (a pattern without a match); MISMATCH (two tensors of one name, numbers that do not
+ * fit, aliases, a mapping that does not fit the tensors); UNSUPPORTED (a dtype or an object that the form cannot hold, a cast
+ * that there is not); LIMIT (a header that readers refuse); NOSPACE; CHECKSUM (what is read back differs); CANCELED; with
+ * opts->comm all of these as PEER. After an error what was there before is whole. */
+DCP_API dcp_status dcp_convert(dcp_context *ctx, const char *from, const char *to, const dcp_convert_opts *opts,
+                               dcp_convert_report *report, dcp_error *err);
 
 #ifdef __cplusplus
 }

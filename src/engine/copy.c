@@ -139,15 +139,37 @@ dcp_status dcp__tie_of(dcp_checkpoint *ck, const dcp__entry *e, const dcp__chunk
     return status;
 }
 
-static dcp_status add_tensor(dcp_checkpoint *ck, dcp_save_plan *p, size_t index, int rank, dcp_error *err)
+dcp_status dcp__tie_of_entry(dcp_checkpoint *ck, const dcp__entry *e, uint64_t *tie, dcp_error *err)
 {
-    const dcp__entry *e = &ck->meta->entries[index];
+    size_t box_bytes = (size_t)e->item.ndim * sizeof(int64_t);
+    uint64_t sum = 1;
+    *tie = 0;
+    for (size_t i = 0; i < e->item.n_chunks; i++) {
+        const dcp__chunk *c = &ck->meta->chunks[e->first_chunk + i];
+        uint64_t one = 0;
+        dcp_status status = c->storage == DCP__NO_STORAGE ? DCP_OK : dcp__tie_of(ck, e, c, &one, err);
+        if (status != DCP_OK || one == 0) {
+            return status;
+        }
+        uint64_t parts[] = {sum, one, dcp__xxh3_64(c->offsets, box_bytes), dcp__xxh3_64(c->sizes, box_bytes)};
+        sum = dcp__xxh3_64(parts, sizeof parts);
+    }
+    *tie = e->item.bytes ? sum | 1 : 0;
+    return DCP_OK;
+}
+
+dcp_status dcp__plan_add_tensor(dcp_checkpoint *ck, dcp_save_plan *p, const dcp__entry *e, const dcp_write_item *name,
+                                dcp_error *err)
+{
     dcp_write_item item = {.kind = DCP_ITEM_TENSOR,
+                           .fqn = name->fqn,
+                           .path = name->path,
+                           .path_len = name->path_len,
                            .dtype = e->item.dtype,
                            .ndim = e->item.ndim,
                            .global_extents = e->item.extents,
                            .pull = dcp__origin_pull};
-    dcp_status status = dcp__save_plan_name(p, e->item.fqn, e->item.path, e->item.path_len, rank, &item, err);
+    dcp_status status = DCP_OK;
     dcp__origin *origins = dcp__arena_alloc(&p->arena, e->item.n_chunks * sizeof *origins);
     if (!origins) {
         return dcp__nomem(err);
@@ -251,15 +273,31 @@ static dcp_status add_object(dcp_checkpoint *ck, dcp_save_plan *p, size_t index,
 
 dcp_status dcp__plan_add_entry(dcp_checkpoint *ck, dcp_save_plan *p, size_t index, int rank, dcp_error *err)
 {
-    return ck->meta->entries[index].item.kind == DCP_ITEM_TENSOR ? add_tensor(ck, p, index, rank, err)
-                                                                 : add_object(ck, p, index, rank, err);
+    const dcp__entry *e = &ck->meta->entries[index];
+    dcp_write_item name;
+    if (e->item.kind != DCP_ITEM_TENSOR) {
+        return add_object(ck, p, index, rank, err);
+    }
+    dcp_status status = dcp__save_plan_name(p, e->item.fqn, e->item.path, e->item.path_len, rank, &name, err);
+    return status == DCP_OK ? dcp__plan_add_tensor(ck, p, e, &name, err) : status;
+}
+
+const dcp__container *dcp__containers_of(const dcp_checkpoint *ck, size_t *n)
+{
+    if (ck->flat) {
+        return dcp__flat_containers(ck->flat, n);
+    }
+    *n = ck->meta->own.n_containers;
+    return ck->meta->own.containers;
 }
 
 dcp_status dcp__plan_add_own_facts(const dcp_checkpoint *ck, dcp_save_plan *p, dcp_error *err)
 {
+    size_t n;
+    const dcp__container *containers = dcp__containers_of(ck, &n);
     p->extras = ck->meta->extras;
     p->own_extras = ck->meta->own.extras;
-    return dcp__save_plan_add_containers(p, ck->meta->own.containers, ck->meta->own.n_containers, err);
+    return dcp__save_plan_add_containers(p, containers, n, err);
 }
 
 dcp_status dcp_plan_copy(dcp_checkpoint *ck, dcp_save_plan **out, dcp_error *err)

@@ -11,6 +11,8 @@ dcp_status dcp__open_origin(dcp_context *ctx, const char *path, const dcp_open_o
 /* The same number for chunks that are the same elements: of one record, or one view of a storage of a torch.save file; 0 if there
  * can be no other. */
 dcp_status dcp__tie_of(dcp_checkpoint *ck, const dcp__entry *e, const dcp__chunk *c, uint64_t *tie, dcp_error *err);
+/* The same for all elements of entries that lie in equal chunks. */
+dcp_status dcp__tie_of_entry(dcp_checkpoint *ck, const dcp__entry *e, uint64_t *tie, dcp_error *err);
 /* Reads n row-major bytes of a write item's box, from byte `offset` on. */
 dcp_status dcp__read_item_bytes(dcp_checkpoint *ck, const dcp__entry *e, const dcp_write_item *item, uint64_t offset, void *buf,
                                 size_t n, dcp_error *err);
@@ -31,6 +33,11 @@ typedef struct dcp__origin {
 dcp_status dcp__origin_pull(void *user, const dcp_write_item *item, uint64_t offset, void *buf, size_t n, dcp_error *err);
 /* Adds entry `index` to a plan, under "rank.<rank>." if rank >= 0. */
 dcp_status dcp__plan_add_entry(dcp_checkpoint *ck, dcp_save_plan *p, size_t index, int rank, dcp_error *err);
+/* Adds the chunks of a tensor, called as `name` says. */
+dcp_status dcp__plan_add_tensor(dcp_checkpoint *ck, dcp_save_plan *p, const dcp__entry *e, const dcp_write_item *name,
+                                dcp_error *err);
+/* What flattening lost of the source, as far as it tells. */
+const dcp__container *dcp__containers_of(const dcp_checkpoint *ck, size_t *n);
 /* What the metadata says beside its items: containers, and fields that are not known here. */
 dcp_status dcp__plan_add_own_facts(const dcp_checkpoint *ck, dcp_save_plan *p, dcp_error *err);
 

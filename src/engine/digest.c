@@ -1,7 +1,6 @@
 /* SHA-256 of a tensor's row-major bytes, in bounded memory. */
 #include <openssl/evp.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/copy.h"
 #include "engine/tensor_slabs.h"

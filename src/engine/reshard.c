@@ -121,26 +121,6 @@ static dcp_status place(const reshard *r, target *t, dcp_error *err)
     return DCP_OK;
 }
 
-/* Equal for entries of the same elements in the same chunks. */
-static dcp_status tie_chunks(const reshard *r, target *t, dcp_error *err)
-{
-    const dcp__entry *e = t->entry;
-    size_t box_bytes = (size_t)e->item.ndim * sizeof(int64_t);
-    uint64_t sum = 1;
-    for (size_t i = 0; i < e->item.n_chunks; i++) {
-        const dcp__chunk *c = &r->ck->meta->chunks[e->first_chunk + i];
-        uint64_t tie = 0;
-        dcp_status status = c->storage == DCP__NO_STORAGE ? DCP_OK : dcp__tie_of(r->ck, e, c, &tie, err);
-        if (status != DCP_OK || tie == 0) {
-            return status;
-        }
-        uint64_t parts[] = {sum, tie, dcp__xxh3_64(c->offsets, box_bytes), dcp__xxh3_64(c->sizes, box_bytes)};
-        sum = dcp__xxh3_64(parts, sizeof parts);
-    }
-    t->tie = e->item.bytes ? sum | 1 : 0;
-    return DCP_OK;
-}
-
 static dcp_status pull(void *user, const dcp_write_item *item, uint64_t offset, void *buf, size_t n, dcp_error *err)
 {
     const target *t = user;
@@ -167,7 +147,7 @@ static dcp_status make_target(reshard *r, size_t index, dcp_error *err)
     t->item.pull = pull;
     t->item.pull_user = t;
     status = status == DCP_OK ? place(r, t, err) : status;
-    return status == DCP_OK ? tie_chunks(r, t, err) : status;
+    return status == DCP_OK ? dcp__tie_of_entry(r->ck, t->entry, &t->tie, err) : status;
 }
 
 /* A pattern without a match is mistyped. */

@@ -126,6 +126,12 @@ struct dcp_plan_cache {
     dcp__plan_cache cache;
 };
 
+/* ---- read_back.c ---- */
+
+/* Collective, after dcp_save_write: reads every record of this rank and compares it with its digest. Errors: CHECKSUM, IO, NOMEM.
+ */
+dcp_status dcp__session_read_back(dcp_save_session *s, dcp_error *err);
+
 /* ---- commit.c ---- */
 
 /* A crash on a storage without rename has left .metadata in pieces and the whole of it in .metadata.tmp: puts it in place. */

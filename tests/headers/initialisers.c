@@ -36,4 +36,6 @@ void use_initialisers(void)
     USE(dcp_op_progress, DCP_OP_PROGRESS_INIT);
     USE(dcp_diff_opts, DCP_DIFF_OPTS_INIT);
     USE(dcp_diff_report, DCP_DIFF_REPORT_INIT);
+    USE(dcp_convert_opts, DCP_CONVERT_OPTS_INIT);
+    USE(dcp_convert_report, DCP_CONVERT_REPORT_INIT);
 }

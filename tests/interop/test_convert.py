@@ -1,0 +1,259 @@
+"""What dcptool convert makes is read by PyTorch and by the safetensors package, and equals what PyTorch's own conversions make."""
+
+import json
+import pathlib
+import subprocess
+import tempfile
+import unittest
+
+import safetensors
+import safetensors.torch
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import format_utils
+
+from common import RELEASE, TOOL, digest, digests, main, run, tensor_bytes, torch_load
+from test_library import flat, state
+
+# What safetensors files can hold, by PyTorch's names.
+SAFETENSORS_DTYPES = (
+    "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool uint16 uint32 uint64 complex64 float8_e4m3fn float8_e5m2 "
+    "float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2"
+).split()
+
+
+def convert(source, target, form, *options):
+    return json.loads(run(TOOL, "convert", "--json", "--no-sync", "--to", form, *options, source, target) or "{}")
+
+
+def fails(source, target, form, *options):
+    command = [TOOL, "convert", "--quiet", "--no-sync", "--to", form, *options, source, target]
+    done = subprocess.run([str(a) for a in command], capture_output=True, text=True)
+    assert done.returncode == 1, (done.returncode, done.stderr)
+    return done.stderr
+
+
+def bits(dtype, shape=(3, 8)):
+    """A tensor of that dtype with all kinds of bits; valid ones only for bool."""
+    generator = torch.Generator().manual_seed(7)
+    size = torch.empty((), dtype=getattr(torch, dtype)).element_size()
+    raw = torch.randint(0, 2 if dtype == "bool" else 256, (*shape[:-1], shape[-1] * size), generator=generator, dtype=torch.uint8)
+    return raw.view(getattr(torch, dtype))
+
+
+def all_dtypes():
+    return {f"d.{name}": bits(name) for name in SAFETENSORS_DTYPES if hasattr(torch, name)}
+
+
+def nested(value):
+    """The tree with tensors as digests, for comparing."""
+    if isinstance(value, torch.Tensor):
+        return digest(value)
+    if isinstance(value, dict):
+        return {key: nested(v) for key, v in value.items()}
+    return [nested(v) for v in value] if isinstance(value, list) else value
+
+
+class Convert(unittest.TestCase):
+    maxDiff = None
+
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.dir = pathlib.Path(directory.name)
+
+    def save_dcp(self, content, **options):
+        path = self.dir / "saved"
+        dcp.save(content, storage_writer=dcp.FileSystemWriter(str(path), **options), no_dist=True)
+        return path
+
+    # ---- torch.save ----
+
+    def test_to_torch_is_what_pytorch_makes(self):
+        tied = torch.arange(12.0).reshape(3, 4)
+        content = {
+            "model": {"layers.0.weight": tied, "head.weight": tied, "bias": torch.ones(5, dtype=torch.bfloat16)},
+            "optim": {"state": {0: {"exp_avg": torch.randn(3, 4), "step": torch.tensor(7.0)}}, "param_groups": [{"lr": 0.1, "betas": (0.9, 0.999)}]},
+            "empty": torch.zeros(0, 3),
+            "step": 1000,
+        }
+        saved = self.save_dcp(content)
+        format_utils.dcp_to_torch_save(str(saved), str(self.dir / "theirs.pt"))
+        convert(saved, self.dir / "ours.pt", "torch")
+        ours = torch.load(self.dir / "ours.pt", weights_only=True)
+        theirs = torch.load(self.dir / "theirs.pt", weights_only=False)
+        self.assertEqual(nested(ours), nested(theirs))
+        self.assertEqual(ours["model"]["layers.0.weight"].shape, (3, 4))
+
+    def test_to_torch_keeps_ties_and_the_tree(self):
+        tied = torch.arange(12.0)
+        torch.save({"model": {"a": tied, "b": tied, "c": tied[:4]}, "ids": {0: 1, "x": {}}, "n": [1, tied]}, self.dir / "from.pt")
+        convert(self.dir / "from.pt", self.dir / "c", "dcp")
+        convert(self.dir / "c", self.dir / "to.pt", "torch")
+        loaded = torch.load(self.dir / "to.pt", weights_only=True)
+        self.assertEqual(loaded["model"]["a"].data_ptr(), loaded["model"]["b"].data_ptr())
+        self.assertEqual(loaded["ids"], {0: 1, "x": {}})
+        self.assertEqual(list(loaded), ["model", "ids", "n"])
+        self.assertTrue(torch.equal(loaded["n"][1], tied) and torch.equal(loaded["model"]["c"], tied[:4]))
+
+    def test_to_torch_of_everything(self):
+        whole = self.dir / "whole.pt"
+        torch.save(state(), whole)
+        convert(whole, self.dir / "again.pt", "torch")
+        loaded = torch.load(self.dir / "again.pt", weights_only=False)
+        convert(whole, self.dir / "c", "dcp")
+        self.assertEqual(digests(torch_load(self.dir / "c")), digests(flat()))
+        self.assertEqual(set(loaded), set(state()))
+
+    def test_torch_to_dcp_is_what_pytorch_makes(self):
+        content = {"model": {"w": torch.randn(7, 3), "b": torch.ones(2, dtype=torch.int64)}, "opt": {"lr": 0.5, "betas": (1, 2)}, "n": 3}
+        torch.save(content, self.dir / "from.pt")
+        format_utils.torch_save_to_dcp(str(self.dir / "from.pt"), str(self.dir / "theirs"))
+        convert(self.dir / "from.pt", self.dir / "ours", "dcp")
+        self.assertEqual(digests(torch_load(self.dir / "ours")), digests(torch_load(self.dir / "theirs")))
+        a = dcp.FileSystemReader(str(self.dir / "ours")).read_metadata()
+        b = dcp.FileSystemReader(str(self.dir / "theirs")).read_metadata()
+        self.assertEqual(a.planner_data, b.planner_data)
+
+    def test_a_bare_state_gets_the_level_that_loaders_expect(self):
+        torch.save({"w": torch.ones(2)}, self.dir / "bare.pt")
+        convert(self.dir / "bare.pt", self.dir / "c", "dcp", "--prefix", "add:model.")
+        target = {"model": {"w": torch.zeros(2)}}
+        dcp.load(target, checkpoint_id=str(self.dir / "c"), no_dist=True)
+        self.assertTrue(torch.equal(target["model"]["w"], torch.ones(2)))
+        convert(self.dir / "c", self.dir / "back.pt", "torch", "--prefix", "strip:model.")
+        self.assertEqual(list(torch.load(self.dir / "back.pt", weights_only=True)), ["w"])
+
+    def test_as_several_ranks(self):
+        torch.save({"w": torch.arange(70.0).reshape(10, 7), "s": torch.tensor(3)}, self.dir / "from.pt")
+        convert(self.dir / "from.pt", self.dir / "c", "dcp", "--ranks", "4")
+        self.assertTrue(torch.equal(torch_load(self.dir / "c")["w"], torch.arange(70.0).reshape(10, 7)))
+        chunks = dcp.FileSystemReader(str(self.dir / "c")).read_metadata().state_dict_metadata["w"].chunks
+        self.assertEqual([list(c.sizes) for c in chunks], [[3, 7], [3, 7], [3, 7], [1, 7]])
+
+    # ---- safetensors ----
+
+    def test_every_dtype_both_ways(self):
+        content = all_dtypes()
+        saved = self.save_dcp(content)
+        convert(saved, self.dir / "m.safetensors", "safetensors")
+        with safetensors.safe_open(self.dir / "m.safetensors", "pt") as f:
+            self.assertEqual(set(f.keys()), set(content))
+            self.assertEqual(f.metadata()["format"], "pt")
+        loaded = safetensors.torch.load_file(self.dir / "m.safetensors")
+        self.assertEqual(digests(loaded), digests(content))
+        convert(self.dir / "m.safetensors", self.dir / "back", "dcp")
+        self.assertEqual(digests(torch_load(self.dir / "back")), digests(content))
+        convert(self.dir / "m.safetensors", self.dir / "back.pt", "torch")
+        self.assertEqual(digests(flatten(self.dir / "back.pt")), digests(content))
+
+    def test_what_the_package_wrote(self):
+        safetensors.torch.save_file(all_dtypes(), self.dir / "m.safetensors", metadata={"format": "pt", "note": "x\"y"})
+        convert(self.dir / "m.safetensors", self.dir / "again.safetensors", "safetensors")
+        self.assertEqual(digests(safetensors.torch.load_file(self.dir / "again.safetensors")), digests(all_dtypes()))
+        with safetensors.safe_open(self.dir / "again.safetensors", "pt") as f:
+            self.assertEqual(f.metadata(), {"format": "pt", "note": "x\"y"})
+
+    def test_hf_in_several_files(self):
+        content = {f"layer.{i}.w": torch.randn(64, 32) for i in range(5)} | {"scale": torch.tensor(2.0)}
+        saved = self.save_dcp(content)
+        convert(saved, self.dir / "hf", "hf", "--max-file-size", "20KiB")
+        index = json.loads((self.dir / "hf" / "model.safetensors.index.json").read_text())
+        self.assertEqual(index["metadata"]["total_size"], sum(t.numel() * 4 for t in content.values()))
+        self.assertEqual(set(index["weight_map"]), set(content))
+        self.assertEqual(sorted(set(index["weight_map"].values())), [f"model-{i:05}-of-00003.safetensors" for i in (1, 2, 3)])
+        loaded = {}
+        for name in set(index["weight_map"].values()):
+            part = safetensors.torch.load_file(self.dir / "hf" / name)
+            self.assertTrue(all(index["weight_map"][key] == name for key in part))
+            loaded |= part
+        self.assertEqual(digests(loaded), digests(content))
+        convert(self.dir / "hf", self.dir / "again", "hf", "--exclude", "scale")
+        again = json.loads((self.dir / "again" / "model.safetensors.index.json").read_text())
+        del index["weight_map"]["scale"]
+        self.assertEqual(again["weight_map"], index["weight_map"])  # the source's files are kept
+
+    @unittest.skipIf(RELEASE < (2, 9), "no HuggingFaceStorageReader")
+    def test_pytorchs_hf_reader_reads_it(self):
+        content = {"a": torch.randn(8, 4), "b": torch.arange(5)}
+        convert(self.save_dcp(content), self.dir / "hf", "hf")
+        target = {"a": torch.zeros(8, 4), "b": torch.zeros(5, dtype=torch.int64)}
+        dcp.load(target, storage_reader=dcp.HuggingFaceStorageReader(str(self.dir / "hf")), no_dist=True)
+        self.assertEqual(digests(target), digests(content))
+
+    # ---- casts ----
+
+    def test_casts_are_pytorchs(self):
+        generator = torch.Generator().manual_seed(3)
+        sources = {
+            "float32": torch.randn(4000, generator=generator) * torch.exp2(torch.randint(-30, 14, (4000,), generator=generator)),
+            "float64": torch.randn(4000, generator=generator, dtype=torch.float64) * 300,
+            "float16": torch.randn(4000, generator=generator).to(torch.float16),
+            "bfloat16": torch.randn(4000, generator=generator).to(torch.bfloat16),
+            "int64": torch.randint(-120, 120, (4000,), generator=generator),
+            "bool": torch.randint(0, 2, (4000,), generator=generator).bool(),
+            "float8_e4m3fn": torch.randn(4000, generator=generator).to(torch.float8_e4m3fn),
+            "float8_e5m2fnuz": torch.randn(4000, generator=generator).to(torch.float8_e5m2fnuz),
+        }
+        saved = self.save_dcp(sources)
+        for name in "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz int32 bool".split():
+            target = self.dir / f"{name}.pt"
+            convert(saved, target, "torch", "--cast", f"*={name}", "--allow-overflow")
+            loaded = torch.load(target, weights_only=True)
+            for key, value in sources.items():
+                dtype = getattr(torch, name)
+                expected = value.to(dtype)
+                largest = torch.finfo(dtype).max if dtype.is_floating_point else 2**31 - 1
+                fits = torch.isfinite(expected.double()) & (value.double().abs() <= largest)  # releases differ beyond
+                with self.subTest(key=key, to=name):
+                    self.assertEqual(loaded[key].dtype, expected.dtype)
+                    self.assertEqual(tensor_bytes(loaded[key][fits]), tensor_bytes(expected[fits]))
+
+    def test_a_cast_that_overflows_is_refused_with_how_many(self):
+        saved = self.save_dcp({"w": torch.tensor([1.0, 70000.0, -1e9])})
+        self.assertIn("2 of the 3 numbers", fails(saved, self.dir / "x", "hf", "--cast", "w=float16"))
+        self.assertFalse(list(self.dir.glob("x/*.safetensors*")))
+        report = convert(saved, self.dir / "x", "hf", "--cast", "w=float16", "--allow-overflow")
+        self.assertEqual((report["cast"], report["lost"]), (3, 2))
+
+    # ---- consolidation ----
+
+    @unittest.skipIf(RELEASE < (2, 9), "no consolidation")
+    def test_consolidation_of_shards(self):
+        for axis in (0, 1):
+            whole = {"w": bits("bfloat16", (24, 40)), "i": torch.arange(960).reshape(24, 40), "b": bits("bool", (24, 40))}
+            shards = self.dir / f"shards{axis}"
+            shards.mkdir()
+            for rank in range(4):
+                parts, offsets = {}, {}
+                for name, tensor in whole.items():
+                    part = tensor.chunk(4, axis)[rank].contiguous()
+                    parts[name] = part
+                    offsets[name] = {"saved_offsets": [rank * part.shape[0], 0] if axis == 0 else [0, rank * part.shape[1]]}
+                if rank == 0:
+                    parts["scalar"], offsets["scalar"] = torch.tensor(5.5), {"saved_offsets": []}
+                safetensors.torch.save_file(
+                    parts, shards / f"shard-{rank + 1:05}-model-00001-of-00001.safetensors",
+                    metadata={"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(offsets)})
+            convert(shards, self.dir / f"hf{axis}", "hf")
+            loaded = safetensors.torch.load_file(self.dir / f"hf{axis}" / "model.safetensors")
+            self.assertEqual(digests(loaded), digests(whole | {"scalar": torch.tensor(5.5)}))
+
+
+def flatten(path):
+    """Leaves of a torch.save file by name."""
+    out = {}
+
+    def walk(value, name):
+        if isinstance(value, dict):
+            for key, v in value.items():
+                walk(v, f"{name}.{key}" if name else str(key))
+        else:
+            out[name] = value
+
+    walk(torch.load(path, weights_only=True), "")
+    return out
+
+
+if __name__ == "__main__":
+    main()
