@@ -23,7 +23,8 @@ extern core_names names;
 
 int errors_init(PyObject *module);
 /* Raises what err says, as the class for its code; returns NULL. failures may be NULL. cause (may be NULL, stolen): the exception
- * of this process that the error stems from. With it and without failures, that very exception is raised. */
+ * of this process that the error stems from. With it and without failures, or if it is no Exception but a
+ * KeyboardInterrupt or the like, that very exception is raised. */
 PyObject *errors_raise(const dcp_error *err, const dcp_failures *failures, PyObject *cause);
 /* Raises a dcp_status of this extension's own making. */
 PyObject *errors_raise_text(dcp_status code, const char *fmt, ...);

@@ -148,7 +148,8 @@ static PyObject *class_of(const dcp_error *err)
 
 PyObject *errors_raise(const dcp_error *err, const dcp_failures *failures, PyObject *cause)
 {
-    if (cause && (err->code != DCP_PEER || dcp_failures_count(failures) == 0)) {
+    bool is_fault = !cause || PyErr_GivenExceptionMatches(cause, PyExc_Exception); /* others, as KeyboardInterrupt, are orders */
+    if (cause && (!is_fault || err->code != DCP_PEER || dcp_failures_count(failures) == 0)) {
         PyErr_SetObject((PyObject *)Py_TYPE(cause), cause);
         Py_DECREF(cause);
         return NULL;

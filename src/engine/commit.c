@@ -283,13 +283,32 @@ static dcp_status publish_of_group(dcp_save_session *s, outcome *out, dcp_error 
     return status;
 }
 
+/* The session's context may be gone before the cache: its bytes become the cache's own. */
+static bool copy_plan(dcp_plan_cache *to, const dcp__plan_cache *from)
+{
+    dcp__plan_cache copy = *from;
+    dcp__buf_init(&copy.bytes, to->ctx);
+    dcp__buf_put(&copy.bytes, from->bytes.data, from->bytes.len);
+    if (copy.bytes.failed) {
+        dcp__buf_reset(&copy.bytes);
+        return false;
+    }
+    to->cache = copy;
+    return true;
+}
+
 /* The next save of this structure need not be planned. A cache that cannot be filled stays empty. */
 static void fill_cache(dcp_save_session *s)
 {
     dcp_plan_cache *c = s->opts.cache;
+    dcp__plan_cache made;
     if (c && !s->group.was_cached) {
         dcp__plan_cache_reset(&c->cache);
-        c->is_filled = dcp__group_plan_keep(&s->group, &c->cache) == DCP_OK;
+        c->is_filled = dcp__group_plan_keep(&s->group, &made) == DCP_OK;
+        if (c->is_filled) {
+            c->is_filled = copy_plan(c, &made);
+            dcp__plan_cache_reset(&made);
+        }
     }
 }
 

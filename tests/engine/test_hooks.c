@@ -325,6 +325,33 @@ static void load__progress_that_says_no_cancels(void **state)
     free(big);
 }
 
+/* ---- contexts ---- */
+
+static void save__a_plan_cache_outlives_the_contexts_of_saves(void **unused)
+{
+    (void)unused;
+    dcp_storage *st = memory_storage();
+    dcp_value *state = new_dict();
+    dcp_plan_cache *cache;
+    dcp_dict_set_int(state, "step", 3, NULL);
+    assert_int_equal(dcp_plan_cache_create(NULL, &cache, NULL), DCP_OK);
+    for (int i = 0; i < 3; i++) {
+        dcp_context *ctx;
+        dcp_save_opts opts = DCP_SAVE_OPTS_INIT;
+        dcp_save_report report = DCP_SAVE_REPORT_INIT;
+        opts.storage = st;
+        opts.cache = cache;
+        opts.overwrite = true;
+        assert_int_equal(dcp_context_create(NULL, &ctx, NULL), DCP_OK);
+        assert_int_equal(dcp_save(ctx, "", state, &opts, &report, NULL), DCP_OK);
+        assert_int_equal(report.was_planned_before, i > 0);
+        dcp_context_free(ctx);
+    }
+    dcp_plan_cache_free(cache);
+    dcp_value_free(state);
+    dcp_storage_free(st);
+}
+
 /* ---- ranks that have failed before ---- */
 
 typedef struct group_run {
@@ -395,6 +422,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(load__a_refused_conversion_is_a_difference, set_up, tear_down),
         cmocka_unit_test_setup_teardown(load__a_caller_that_refuses_an_object_ends_the_load, set_up, tear_down),
         cmocka_unit_test_setup_teardown(load__progress_that_says_no_cancels, set_up, tear_down),
+        cmocka_unit_test(save__a_plan_cache_outlives_the_contexts_of_saves),
         cmocka_unit_test(group__a_rank_that_has_failed_tells_the_others),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
