@@ -33,6 +33,7 @@ enum {
     KEY_RENAME,
     KEY_PREFIX,
     KEY_CAST,
+    KEY_DEQUANTIZE,
     KEY_ALLOW_OVERFLOW,
     KEY_SPLIT,
     KEY_ALIAS,
@@ -55,6 +56,8 @@ static const struct argp_option option_list[] = {
     {"rename", KEY_RENAME, "s/RE/TEXT/", 0, "Change names as sed does (POSIX extended; flags g and i)", 1},
     {"prefix", KEY_PREFIX, "add:TEXT|strip:TEXT", 0, "Put a text before names, or take it off", 1},
     {"cast", KEY_CAST, "GLOB=DTYPE", 0, "Convert the numbers of these tensors", 1},
+    {"dequantize", KEY_DEQUANTIZE, "DTYPE", OPTION_ARG_OPTIONAL,
+     "Tensors stored with scales (weight_scale_inv, _scales) become plain ones (default float32)", 1},
     {"allow-overflow", KEY_ALLOW_OVERFLOW, NULL, 0, "Go on where numbers do not fit the dtype, and count them", 1},
     {"split", KEY_SPLIT, "NAME=GLOB,..", 0, "Several outputs below DST, each with the names that it is the first to match", 1},
     {"alias", KEY_ALIAS, "WHAT", 0, "Tensors under two names, for safetensors and hf: copy (default), drop, error", 2},
@@ -102,6 +105,15 @@ static int choose(struct argp_state *state, const char *what, const char *text, 
     }
     argp_error(state, "%s: '%s' is none of those that there are", what, text);
     return 0;
+}
+
+static dcp_dtype parse_dtype(struct argp_state *state, const char *text)
+{
+    dcp_dtype dtype = dcp_dtype_from_name(dcp_str_of(text));
+    if (dtype == DCP_DTYPE_NONE) {
+        argp_error(state, "'%s' is not a dtype such as bfloat16", text);
+    }
+    return dtype;
 }
 
 /* Names may hold "=", dtypes may not. */
@@ -209,6 +221,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_RENAME: add_text(&args->edits, arg); return 0;
     case KEY_PREFIX: add_prefix(state, args, arg); return 0;
     case KEY_CAST: add_cast(state, args, arg); return 0;
+    case KEY_DEQUANTIZE: o->dequantize = parse_dtype(state, arg ? arg : "float32"); return 0;
     case KEY_ALLOW_OVERFLOW: o->allow_overflow = true; return 0;
     case KEY_SPLIT: add_parts(state, args, arg); return 0;
     default: return parse_shape(key, arg, state);
@@ -229,6 +242,7 @@ static void print_json(const dcp_convert_report *r)
     jw_key_uint(&w, "shared", r->n_shared);
     jw_key_uint(&w, "aliases_dropped", r->n_aliases_dropped);
     jw_key_uint(&w, "objects_dropped", r->n_objects_dropped);
+    jw_key_uint(&w, "dequantized", r->n_dequantized);
     jw_key_uint(&w, "cast", r->n_cast);
     jw_key_uint(&w, "lost", r->n_lost);
     jw_key(&w, dcp_str_of("write_seconds"));

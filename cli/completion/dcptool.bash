@@ -10,7 +10,7 @@ _dcptool_options() {
     verify) echo "$common --quick" ;;
     copy | merge) echo "$common $save" ;;
     convert)
-        echo "$common --to= --force --resume --include= --exclude= --rename= --prefix= --cast= --allow-overflow --split= --alias=" \
+        echo "$common --to= --force --resume --include= --exclude= --rename= --prefix= --cast= --dequantize= --allow-overflow --split= --alias=" \
             "--objects= --max-file-size= --mapping= --ranks= --files= --transform= --no-sync --no-check"
         ;;
     diff) echo "$common --atol= --rtol=" ;;

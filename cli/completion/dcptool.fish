@@ -45,6 +45,7 @@ complete -c dcptool -n '__fish_seen_subcommand_from convert' -l exclude -x -d 'n
 complete -c dcptool -n '__fish_seen_subcommand_from convert' -l rename -x -d 's/regex/text/'
 complete -c dcptool -n '__fish_seen_subcommand_from convert' -l prefix -x -a 'add: strip:' -d 'put before names, or take off'
 complete -c dcptool -n '__fish_seen_subcommand_from convert' -l cast -x -d 'glob=dtype'
+complete -c dcptool -n '__fish_seen_subcommand_from convert' -l dequantize -d 'make plain tensors of those with scales'
 complete -c dcptool -n '__fish_seen_subcommand_from convert' -l allow-overflow -d 'go on where numbers do not fit'
 complete -c dcptool -n '__fish_seen_subcommand_from convert' -l split -x -d 'name=glob,..'
 complete -c dcptool -n '__fish_seen_subcommand_from convert' -l alias -x -a 'copy drop error' -d 'tensors under two names'

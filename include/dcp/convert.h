@@ -65,6 +65,31 @@ typedef struct dcp_diff_report {
 DCP_API dcp_status dcp_diff(dcp_checkpoint *a, dcp_checkpoint *b, const dcp_diff_opts *opts, dcp_diff_report *report,
                             dcp_error *err);
 
+/* ---- tensors that are stored as small numbers and scales ---- */
+
+/* Two forms are known, by the names of two tensors of one checkpoint:
+ *   X.weight with X.weight_scale_inv: two dimensions, a scale for each block of so many rows and columns, the last ones smaller;
+ *   X_blocks with X_scales: bytes [.., G, B] of two float4_e2m1fn each, low nibble first, times 2^(scale - 127) with scales
+ *   [.., G] of bytes; they stand for a tensor [.., G * B * 2].
+ * Source: PyTorch's QuantizedHuggingFaceStorageReader. */
+typedef struct dcp_quantized {
+    const dcp_item *item, *scales; /* the checkpoint's */
+    int ndim;                      /* of the tensor that they stand for, and its shape */
+    int64_t extents[DCP_MAX_NDIM];
+} dcp_quantized;
+
+#define DCP_QUANTIZED_BLOCK 128 /* rows and columns of a block in what is published */
+
+/* True if the item is the first of such a pair. The shapes are looked at when it is read. */
+DCP_API bool dcp_quantized_find(const dcp_checkpoint *ck, const dcp_item *item, dcp_quantized *out);
+
+/* Reads a box (NULL: all) of the tensor that a pair stands for: only the bytes and scales that it needs. dst has the box's shape,
+ * any strides, host memory and a floating point dtype, to which the float32 product is rounded; what does not fit becomes
+ * infinite or NaN, and is counted in *lost (may be NULL). block: rows and columns of a block. Errors: as dcp_read; MISMATCH (the
+ * scales do not fit the tensor), UNSUPPORTED (dtypes). */
+DCP_API dcp_status dcp_read_dequantized(dcp_checkpoint *ck, const dcp_quantized *q, int64_t block, const dcp_box *box,
+                                        const dcp_tensor *dst, uint64_t *lost, dcp_error *err);
+
 /* ---- converting ---- */
 
 typedef enum dcp_convert_form {
@@ -116,7 +141,10 @@ typedef struct dcp_convert_opts {
     size_t n_edits;
     const dcp_convert_cast *casts; /* the first that fits a name counts. Numbers that do not fit are MISMATCH, with how many. */
     size_t n_casts;
-    bool allow_overflow; /* they become infinite, NaN or the nearest integer, and are counted in the report */
+    dcp_dtype dequantize; /* tensors stored with scales become tensors of this dtype, and the scales are left out; NONE: all stays
+                             as it is. A cast of theirs counts instead. */
+    int64_t dequantize_block; /* rows and columns of a block; 0: DCP_QUANTIZED_BLOCK */
+    bool allow_overflow;      /* they become infinite, NaN or the nearest integer, and are counted in the report */
     const dcp_convert_part
         *parts; /* several outputs: each name goes to the first part that fits it, to exactly one (NOT_FOUND) */
     size_t n_parts;
@@ -145,6 +173,7 @@ typedef struct dcp_convert_report {
     size_t n_kept;               /* finished files of an earlier try */
     size_t n_shared;             /* names that share the elements of another one in the output */
     size_t n_aliases_dropped, n_objects_dropped;
+    size_t n_dequantized;                /* tensors */
     uint64_t bytes;                      /* of the files made by this call */
     uint64_t n_cast, n_lost;             /* elements that were cast, and those of them that did not fit */
     double write_seconds, check_seconds; /* together with what made it durable; reading back */

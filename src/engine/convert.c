@@ -23,6 +23,9 @@ static dcp_status check_opts(const dcp_convert_opts *o, const dcp_convert_report
     if ((o->mapping || o->max_file_bytes || o->resume) && o->to != DCP_TO_HF) {
         return dcp__fail(err, DCP_ARG, "convert: a mapping, a file size and resuming are for Hugging Face directories");
     }
+    if (o->dequantize_block < 0) {
+        return dcp__fail(err, DCP_ARG, "convert: blocks of %lld", (long long)o->dequantize_block);
+    }
     if (o->resume && o->overwrite) {
         return dcp__fail(err, DCP_ARG, "convert: what is there is kept or replaced, not both");
     }

@@ -16,13 +16,22 @@ typedef struct dcp__cv_item {
     dcp_str fqn;
     const dcp_key *path;
     size_t path_len;
-    dcp_dtype dtype;   /* tensors, as written */
-    uint64_t elems;    /* tensors */
-    uint64_t bytes;    /* tensors, as written */
-    uint64_t tie;      /* equal for the same elements of the source; 0: there can be no other */
+    dcp_dtype dtype; /* tensors, as written, and so are the next two */
+    int ndim;
+    const int64_t *extents;
+    const dcp_quantized *quantized; /* what it is made of; NULL: the elements are the source's */
+    uint64_t elems;                 /* tensors */
+    uint64_t bytes;                 /* tensors, as written */
+    uint64_t tie;                   /* equal for the same elements of the source; 0: there can be no other */
     size_t same_as;    /* the item whose elements these are: itself, or an earlier one of equal tie, dtype and shape */
     dcp_value *object; /* objects */
 } dcp__cv_item;
+
+/* Are the elements other ones than the source's? */
+static inline bool dcp__cv_is_changed(const dcp__cv_item *item)
+{
+    return item->quantized || (item->kind == DCP_ITEM_TENSOR && item->dtype != item->entry->item.dtype);
+}
 
 typedef struct dcp__conversion {
     dcp_context *ctx;

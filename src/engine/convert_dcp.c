@@ -26,6 +26,34 @@ typedef struct rank_saves {
 
 /* ---- elements ---- */
 
+/* n bytes of the box, from byte `offset` on. */
+static dcp_status dequantize(const feed *f, const dcp_write_item *as, uint64_t offset, void *buf, size_t n, dcp_error *err)
+{
+    const dcp__cv_item *item = f->item;
+    size_t elem = dcp_dtype_bytes(item->dtype);
+    int64_t at = (int64_t)(offset / elem), left = (int64_t)(n / elem), block = f->c->opts->dequantize_block;
+    int64_t offsets[DCP_MAX_NDIM], sizes[DCP_MAX_NDIM];
+    uint64_t lost = 0;
+    dcp__cv_segment segment = {.start = (uint64_t)at, .n = (uint64_t)left};
+    char *out = buf;
+    dcp_status status = DCP_OK;
+    while (left > 0 && status == DCP_OK) {
+        int64_t elems = dcp__box_at(as->ndim, as->box.sizes, at, left, offsets, sizes);
+        uint64_t more = 0;
+        for (int d = 0; d < as->ndim; d++) {
+            offsets[d] += as->box.offsets[d];
+        }
+        dcp_box box = {offsets, sizes};
+        dcp_tensor dst = dcp_tensor_make(item->dtype, as->ndim, sizes, out);
+        status = dcp_read_dequantized(f->c->ck, item->quantized, block ? block : DCP_QUANTIZED_BLOCK, &box, &dst, &more, err);
+        lost += more;
+        at += elems;
+        left -= elems;
+        out += (size_t)elems * elem;
+    }
+    return status == DCP_OK ? dcp__cv_count_cast(f->c, item, &segment, lost, err) : status;
+}
+
 static dcp_status read_source(const feed *f, uint64_t offset, void *buf, size_t n, dcp_error *err)
 {
     return f->source.pull ? f->source.pull(f->source.pull_user, &f->source, offset, buf, n, err)
@@ -51,7 +79,9 @@ static dcp_status cast(const feed *f, uint64_t offset, void *buf, size_t n, dcp_
 static dcp_status pull(void *user, const dcp_write_item *item, uint64_t offset, void *buf, size_t n, dcp_error *err)
 {
     const feed *f = user;
-    (void)item;
+    if (f->item->quantized) {
+        return dequantize(f, item, offset, buf, n, err);
+    }
     return f->source.dtype == f->item->dtype ? read_source(f, offset, buf, n, err) : cast(f, offset, buf, n, err);
 }
 
@@ -87,27 +117,28 @@ static dcp_status add_with_chunks(dcp__conversion *c, dcp_save_plan *p, const dc
 static dcp_status add_rows(dcp__conversion *c, dcp_save_plan *p, const dcp__cv_item *item, int world, int rank, dcp_error *err)
 {
     const dcp_item *from = &item->entry->item;
+    dcp_dtype dtype = item->quantized ? item->dtype : from->dtype; /* of what the feed gets */
     static const int by_rows = 0, whole = DCP_REPLICATE;
     dcp_write_item out = {.kind = DCP_ITEM_TENSOR,
                           .fqn = item->fqn,
                           .path = item->path,
                           .path_len = item->path_len,
-                          .dtype = from->dtype,
-                          .ndim = from->ndim,
-                          .global_extents = from->extents};
+                          .dtype = dtype,
+                          .ndim = item->ndim,
+                          .global_extents = item->extents};
     size_t first = p->n;
-    int64_t elems, *offsets = dcp__arena_alloc(&p->arena, 2 * (size_t)from->ndim * sizeof *offsets);
+    int64_t elems, *offsets = dcp__arena_alloc(&p->arena, 2 * (size_t)item->ndim * sizeof *offsets);
     if (!offsets) {
         return dcp__nomem(err);
     }
-    int64_t *sizes = offsets + from->ndim;
-    dcp__mesh_box(1, &world, from->ndim && from->bytes ? &by_rows : &whole, rank, from->ndim, from->extents, offsets, sizes);
+    int64_t *sizes = offsets + item->ndim;
+    dcp__mesh_box(1, &world, item->ndim && item->bytes ? &by_rows : &whole, rank, item->ndim, item->extents, offsets, sizes);
     out.box = (dcp_box){offsets, sizes};
-    out.tensor = dcp_tensor_make(from->dtype, from->ndim, sizes, NULL);
-    dcp__elems(from->ndim, sizes, &elems);
+    out.tensor = dcp_tensor_make(dtype, item->ndim, sizes, NULL);
+    dcp__elems(item->ndim, sizes, &elems);
     uint64_t parts[] = {item->tie, (uint64_t)rank};
     out.tie = item->tie ? dcp__xxh3_64(parts, sizeof parts) | 1 : 0;
-    if (elems == 0 && from->bytes) {
+    if (elems == 0 && item->bytes) {
         out.dtype = item->dtype;
         return dcp__save_plan_add_absent(p, &out, err);
     }
@@ -137,9 +168,9 @@ static dcp_status make_plan(const rank_saves *r, int rank, dcp_save_plan **out, 
     }
     for (size_t i = 0; i < s->n && status == DCP_OK; i++) {
         const dcp__cv_item *item = &s->items[i];
-        status = item->kind == DCP_ITEM_OBJECT ? add_object(p, item, err)
-                 : r->world == 1               ? add_with_chunks(s->c, p, item, err)
-                                               : add_rows(s->c, p, item, r->world, rank, err);
+        status = item->kind == DCP_ITEM_OBJECT       ? add_object(p, item, err)
+                 : r->world == 1 && !item->quantized ? add_with_chunks(s->c, p, item, err)
+                                                     : add_rows(s->c, p, item, r->world, rank, err);
     }
     status = status == DCP_OK ? dcp__save_plan_add_containers(p, s->containers, s->n_containers, err) : status;
     if (status != DCP_OK) {
@@ -246,7 +277,8 @@ static dcp_status find_ties(const dcp__selection *s, dcp_error *err)
     dcp_status status = DCP_OK;
     for (size_t i = 0; i < s->n && status == DCP_OK; i++) {
         dcp__cv_item *item = &s->items[i];
-        status = item->kind == DCP_ITEM_TENSOR ? dcp__tie_of_entry(s->c->ck, item->entry, &item->tie, err) : DCP_OK;
+        bool can_tie = item->kind == DCP_ITEM_TENSOR && !item->quantized;
+        status = can_tie ? dcp__tie_of_entry(s->c->ck, item->entry, &item->tie, err) : DCP_OK;
     }
     return status;
 }

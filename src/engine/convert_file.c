@@ -100,9 +100,9 @@ static dcp_status copy_segment(void *arg, size_t i, int worker, dcp_error *err)
     dcp_status status = i == m->firsts[place] ? dcp__cv_check_source(s, segment, err) : DCP_OK;
     status = status == DCP_OK ? dcp__cv_read(s, segment, b, err) : status;
     if (status == DCP_OK && m->file) {
-        bool is_cast = s->items[segment->item].dtype != s->items[segment->item].entry->item.dtype;
+        bool is_changed = dcp__cv_is_changed(&s->items[segment->item]);
         uint64_t at = m->f->places[place].offset + segment->start * elem;
-        status = m->storage->ops->write_at(m->file, is_cast ? b->out : b->in, segment->n * elem, at, err);
+        status = m->storage->ops->write_at(m->file, is_changed ? b->out : b->in, segment->n * elem, at, err);
         status = in_file(m, status, err);
     }
     return status == DCP_OK ? dcp__cv_advance(s->c, segment->n * elem, err) : status;
@@ -198,10 +198,10 @@ static dcp_status put_rest(making *m, dcp_error *err)
 static dcp_status find_made(const making *m, size_t item, const dcp_item **out, dcp_error *err)
 {
     const dcp__cv_item *want = &m->f->s->items[item];
-    const dcp_item *found = dcp_checkpoint_find(m->made, want->fqn), *from = &want->entry->item;
-    size_t shape = (size_t)from->ndim * sizeof *from->extents;
-    if (!found || found->kind != DCP_ITEM_TENSOR || found->dtype != want->dtype || found->ndim != from->ndim ||
-        (shape && memcmp(found->extents, from->extents, shape) != 0)) {
+    const dcp_item *found = dcp_checkpoint_find(m->made, want->fqn);
+    size_t shape = (size_t)want->ndim * sizeof *want->extents;
+    if (!found || found->kind != DCP_ITEM_TENSOR || found->dtype != want->dtype || found->ndim != want->ndim ||
+        (shape && memcmp(found->extents, want->extents, shape) != 0)) {
         return dcp__fail(err, DCP_CHECKSUM, "item \"%s\" is not there as it was written", dcp__print(want->fqn).text);
     }
     *out = found;

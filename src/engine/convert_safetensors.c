@@ -57,8 +57,7 @@ static dcp_status make_header(const dcp__selection *s, const size_t *items, size
     }
     for (size_t i = 0; i < n && status == DCP_OK; i++) {
         const dcp__cv_item *item = &s->items[items[i]];
-        entries[i] = (dcp__st_entry){
-            .name = item->fqn, .dtype = item->dtype, .ndim = item->entry->item.ndim, .extents = item->entry->item.extents};
+        entries[i] = (dcp__st_entry){.name = item->fqn, .dtype = item->dtype, .ndim = item->ndim, .extents = item->extents};
     }
     if (status == DCP_OK) {
         status = dcp__safetensors_header(&t->header, entries, n, &opts, offsets, &t->file.bytes, err);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/convert.h"
+#include "engine/dequantize.h"
 #include "state/numbers.h"
 #include "state/strided.h"
 #include "state/value.h"
@@ -131,23 +132,50 @@ static dcp_status set_name(dcp__selection *s, const dcp_write_item *from, dcp__c
                : dcp__renamed_path(&s->names->arena, from->path, from->path_len, item->fqn, &item->path, &item->path_len, err);
 }
 
+/* Shape and dtype without casts. */
+static dcp_status set_quantized(const dcp__selection *s, dcp__cv_item *item, dcp_error *err)
+{
+    const dcp_item *from = &item->entry->item;
+    dcp_quantized q;
+    item->dtype = from->dtype;
+    item->ndim = from->ndim;
+    item->extents = from->extents;
+    if (s->c->opts->dequantize == DCP_DTYPE_NONE || !dcp_quantized_find(s->c->ck, from, &q)) {
+        return DCP_OK;
+    }
+    dcp_quantized *kept = dcp__arena_alloc(&s->names->arena, sizeof *kept);
+    if (!kept) {
+        return dcp__nomem(err);
+    }
+    *kept = q;
+    item->quantized = kept;
+    item->dtype = s->c->opts->dequantize;
+    item->ndim = q.ndim;
+    item->extents = kept->extents;
+    s->c->report.n_dequantized++;
+    return DCP_OK;
+}
+
 static dcp_status set_tensor(const dcp__selection *s, dcp_str source, dcp__cv_item *item, dcp_error *err)
 {
     const dcp_convert_opts *o = s->c->opts;
     const dcp_item *from = &item->entry->item;
     int64_t elems;
-    item->dtype = from->dtype;
+    dcp_status status = set_quantized(s, item, err);
+    if (status != DCP_OK) {
+        return status;
+    }
     for (size_t i = 0; i < o->n_casts; i++) {
         if (fits(o->casts[i].names, source)) {
             item->dtype = o->casts[i].dtype;
             break;
         }
     }
-    if (!dcp__can_cast(from->dtype, item->dtype)) {
+    if (item->quantized ? dcp__number_class_of(item->dtype) != DCP__NUMBER_REAL : !dcp__can_cast(from->dtype, item->dtype)) {
         return dcp__fail(err, DCP_UNSUPPORTED, "item \"%s\": no cast from %s to %s", dcp__print(source).text,
                          dcp_dtype_name(from->dtype), dcp_dtype_name(item->dtype));
     }
-    if (!dcp__elems(from->ndim, from->extents, &elems) ||
+    if (!dcp__elems(item->ndim, item->extents, &elems) ||
         !dcp__mul_u64((uint64_t)elems, dcp_dtype_bytes(item->dtype), &item->bytes)) {
         return dcp__fail(err, DCP_LIMIT, "item \"%s\": number of bytes overflows", dcp__print(source).text);
     }
@@ -173,6 +201,9 @@ static dcp_status add_entry(dcp__selection *s, size_t index, size_t part, dcp_er
     dcp_status status = source_name(s->names, e, &source, err);
     if (status != DCP_OK || !is_wanted(c->opts, source.fqn, part)) {
         return status;
+    }
+    if (c->opts->dequantize != DCP_DTYPE_NONE && dcp__is_scales(c->ck, &e->item)) {
+        return DCP_OK;
     }
     if (item.kind == DCP_ITEM_OBJECT && holds_tensors_alone(c) && c->opts->objects == DCP_OBJECTS_DROP) {
         c->report.n_objects_dropped++;
@@ -238,7 +269,8 @@ static dcp_status find_same(dcp__selection *s, dcp_error *err)
     for (size_t i = 0; i < s->n && status == DCP_OK; i++) {
         dcp__cv_item *item = &s->items[i];
         const dcp_item *from = &item->entry->item;
-        status = item->kind == DCP_ITEM_TENSOR ? dcp__tie_of_entry(s->c->ck, item->entry, &item->tie, err) : DCP_OK;
+        bool can_tie = item->kind == DCP_ITEM_TENSOR && !item->quantized;
+        status = can_tie ? dcp__tie_of_entry(s->c->ck, item->entry, &item->tie, err) : DCP_OK;
         if (status != DCP_OK || item->tie == 0) {
             continue;
         }

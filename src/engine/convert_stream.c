@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "engine/convert.h"
+#include "engine/dequantize.h"
 #include "engine/tensor_slabs.h"
 #include "state/numbers.h"
 #include "state/strided.h"
@@ -30,7 +31,7 @@ static dcp_status cut_run(const dcp__cv_item *item, size_t number, uint32_t chun
 {
     size_t in = dcp_dtype_bytes(item->entry->item.dtype), as = dcp_dtype_bytes(item->dtype);
     dcp__slabs slabs;
-    dcp__slabs_init(&slabs, item->entry->item.ndim, sizes, (int64_t)(DCP__CV_SEGMENT_BYTES / (in > as ? in : as)));
+    dcp__slabs_init(&slabs, item->ndim, sizes, (int64_t)(DCP__CV_SEGMENT_BYTES / (in > as ? in : as)));
     while (dcp__slabs_next(&slabs)) {
         dcp__cv_segment segment = {.item = (uint32_t)number, .chunk = chunk, .start = start, .n = (uint64_t)slabs.elems};
         if (!add_segment(out, segment)) {
@@ -105,6 +106,9 @@ dcp_status dcp__cv_cut(const dcp__selection *s, size_t number, dcp__segments *ou
     if (item->elems == 0) {
         return DCP_OK;
     }
+    if (item->quantized) {
+        return cut_run(item, number, DCP__NO_CHUNK, 0, item->extents, out, err);
+    }
     dcp_status status = find_rows(s, e, &rows, &n, err);
     uint64_t row_elems = item->elems / (uint64_t)(e->item.ndim ? e->item.extents[0] : 1);
     for (size_t i = 0; i < n && status == DCP_OK; i++) {
@@ -153,9 +157,8 @@ static dcp_status check_chunk(const dcp__selection *s, const dcp__entry *e, size
     return status == DCP_OK ? status : dcp__in_item(ck, ck->meta->storages[c->storage].file, e->item.fqn, status, err);
 }
 
-dcp_status dcp__cv_check_source(const dcp__selection *s, const dcp__cv_segment *first, dcp_error *err)
+static dcp_status check_entry(const dcp__selection *s, const dcp__entry *e, bool is_run, dcp_error *err)
 {
-    const dcp__entry *e = s->items[first->item].entry;
     dcp_status status = DCP_OK;
     for (size_t i = 0; i < e->item.n_chunks && status == DCP_OK; i++) {
         const dcp__chunk *c = &s->c->ck->meta->chunks[e->first_chunk + i];
@@ -163,8 +166,18 @@ dcp_status dcp__cv_check_source(const dcp__selection *s, const dcp__cv_segment *
         dcp__elems(e->item.ndim, c->sizes, &elems);
         bool is_there = elems && c->storage != DCP__NO_STORAGE;
         if (is_there && (s->c->ck->values || s->c->ck->meta->storages[c->storage].form == DCP__FORM_RECORD)) {
-            status = check_chunk(s, e, i, first->chunk != DCP__NO_CHUNK, err);
+            status = check_chunk(s, e, i, is_run, err);
         }
+    }
+    return status;
+}
+
+dcp_status dcp__cv_check_source(const dcp__selection *s, const dcp__cv_segment *first, dcp_error *err)
+{
+    const dcp__cv_item *item = &s->items[first->item];
+    dcp_status status = check_entry(s, item->entry, first->chunk != DCP__NO_CHUNK, err);
+    if (status == DCP_OK && item->quantized) {
+        status = check_entry(s, dcp__entry_of(item->quantized->scales), false, err);
     }
     return status;
 }
@@ -201,7 +214,7 @@ dcp_status dcp__cv_check_crcs(const dcp__selection *s, const dcp__cv_segment *se
 static bool has_casts(const dcp__selection *s)
 {
     for (size_t i = 0; i < s->n; i++) {
-        if (s->items[i].kind == DCP_ITEM_TENSOR && s->items[i].dtype != s->items[i].entry->item.dtype) {
+        if (dcp__cv_is_changed(&s->items[i])) {
             return true;
         }
     }
@@ -284,25 +297,40 @@ static uint32_t checksum(const uint8_t *bytes, size_t n, dcp__hasher *hasher)
     return crc;
 }
 
-dcp_status dcp__cv_read(const dcp__selection *s, dcp__cv_segment *segment, const dcp__cv_buffers *b, dcp_error *err)
+/* Elements that are not the source's, into b->out. */
+static dcp_status read_changed(const dcp__selection *s, dcp__cv_segment *segment, const dcp__cv_buffers *b, dcp_error *err)
 {
     const dcp__cv_item *item = &s->items[segment->item];
     const dcp_item *from = &item->entry->item;
-    bool is_cast = item->dtype != from->dtype;
-    uint8_t *elems = is_cast ? b->out : b->in;
-    dcp_status status = dcp__cv_read_elems(s->c->ck, from, segment->start, segment->n, b->in, err);
-    if (status == DCP_OK && is_cast) {
-        uint64_t lost = dcp__cast(from->dtype, b->in, item->dtype, b->out, segment->n);
-        segment->source_crc = dcp__crc32(0, b->in, segment->n * dcp_dtype_bytes(from->dtype));
-        status = dcp__cv_count_cast(s->c, item, segment, lost, err);
+    uint64_t lost = 0;
+    dcp_status status;
+    if (item->quantized) {
+        status = dcp__dequantize_elems(s->c->ck, item->quantized, s->c->opts->dequantize_block, item->dtype, segment->start,
+                                       segment->n, b->out, &lost, err);
+    } else {
+        status = dcp__cv_read_elems(s->c->ck, from, segment->start, segment->n, b->in, err);
+        if (status == DCP_OK) {
+            lost = dcp__cast(from->dtype, b->in, item->dtype, b->out, segment->n);
+            segment->source_crc = dcp__crc32(0, b->in, segment->n * dcp_dtype_bytes(from->dtype));
+        }
     }
+    return status == DCP_OK ? dcp__cv_count_cast(s->c, item, segment, lost, err) : status;
+}
+
+dcp_status dcp__cv_read(const dcp__selection *s, dcp__cv_segment *segment, const dcp__cv_buffers *b, dcp_error *err)
+{
+    const dcp__cv_item *item = &s->items[segment->item];
+    bool is_changed = dcp__cv_is_changed(item);
+    uint8_t *elems = is_changed ? b->out : b->in;
+    dcp_status status = is_changed ? read_changed(s, segment, b, err)
+                                   : dcp__cv_read_elems(s->c->ck, &item->entry->item, segment->start, segment->n, b->in, err);
     if (status != DCP_OK) {
         return status;
     }
     dcp__hasher_init(b->hasher);
     segment->crc = checksum(elems, segment->n * dcp_dtype_bytes(item->dtype), b->hasher);
     segment->digest = dcp__hasher_digest(b->hasher);
-    segment->source_crc = is_cast ? segment->source_crc : segment->crc;
+    segment->source_crc = is_changed ? segment->source_crc : segment->crc;
     return DCP_OK;
 }
 

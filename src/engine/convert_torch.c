@@ -27,7 +27,7 @@ typedef struct torch_file {
 static dcp_status tensor_value(const torch_file *t, const dcp__cv_item *item, dcp_value **out, dcp_error *err)
 {
     dcp__lazy lazy = {.storage = (int64_t)item->same_as};
-    dcp_tensor shape = dcp_tensor_make(item->dtype, item->entry->item.ndim, item->entry->item.extents, NULL);
+    dcp_tensor shape = dcp_tensor_make(item->dtype, item->ndim, item->extents, NULL);
     return dcp__lazy_tensor_create(t->ctx, &shape, &lazy, out, err);
 }
 

@@ -216,6 +216,69 @@ class Convert(unittest.TestCase):
         report = convert(saved, self.dir / "x", "hf", "--cast", "w=float16", "--allow-overflow")
         self.assertEqual((report["cast"], report["lost"]), (3, 2))
 
+    # ---- quantised tensors ----
+
+    def quantized(self):
+        """A directory with an index, as DeepSeek's and gpt-oss's are: scales beside the weights, or in another file."""
+        generator = torch.Generator().manual_seed(5)
+        path = self.dir / "quantized"
+        path.mkdir()
+        first = {
+            "a.weight": (torch.randn(300, 200, generator=generator) * 30).to(torch.float8_e4m3fn),
+            "b.weight": torch.randn(128, 256, generator=generator).to(torch.float8_e4m3fn),
+            "plain.weight": torch.randn(5, 6, generator=generator),
+            "e_blocks": torch.randint(0, 256, (3, 4, 5, 16), generator=generator, dtype=torch.uint8),
+        }
+        second = {
+            "a.weight_scale_inv": torch.rand(3, 2, generator=generator) + 0.01,
+            "b.weight_scale_inv": torch.rand(1, 2, generator=generator),
+            "e_scales": torch.randint(100, 140, (3, 4, 5), generator=generator, dtype=torch.uint8),
+        }
+        names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+        for name, part in zip(names, (first, second)):
+            safetensors.torch.save_file(part, path / name)
+        index = {key: name for name, part in zip(names, (first, second)) for key in part}
+        (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+        return path
+
+    @unittest.skipIf(RELEASE < (2, 10), "no QuantizedHuggingFaceStorageReader for both forms")
+    def test_dequantized_as_pytorch_does(self):
+        from torch.distributed.checkpoint.quantized_hf_storage import QuantizedHuggingFaceStorageReader
+
+        path = self.quantized()
+        for name in ("float32", "bfloat16"):
+            dtype = getattr(torch, name)
+            shapes = {"a.weight": (300, 200), "b.weight": (128, 256), "plain.weight": (5, 6), "e_blocks": (3, 4, 160)}
+            target = {key: torch.zeros(shape, dtype=dtype) for key, shape in shapes.items()}
+            target["plain.weight"] = torch.zeros(5, 6)
+            dcp.load(target, storage_reader=QuantizedHuggingFaceStorageReader(str(path), target_dtype=dtype), no_dist=True)
+            # PyTorch's plan of 4-bit tensors has chunks of the stored size, so that most of the target stays as it was.
+            target["e_blocks"] = unpacked(*(safetensors.torch.load_file(path / f"model-0000{i}-of-00002.safetensors")[key]
+                                            for i, key in ((1, "e_blocks"), (2, "e_scales")))).to(dtype)
+            for form, out in (("torch", "q.pt"), ("dcp", "q"), ("safetensors", "q.safetensors")):
+                report = convert(path, self.dir / out, form, f"--dequantize={name}", "--force")
+                self.assertEqual((report["tensors"], report["dequantized"], report["lost"]), (4, 3, 0))
+            loaded = flatten(self.dir / "q.pt")
+            self.assertEqual(digests(loaded), digests(target))
+            self.assertEqual(digests(torch_load(self.dir / "q")), digests(target))
+            self.assertEqual(digests(safetensors.torch.load_file(self.dir / "q.safetensors")), digests(target))
+
+    def test_left_alone_without_being_asked(self):
+        path = self.quantized()
+        convert(path, self.dir / "m.safetensors", "safetensors")
+        loaded = safetensors.torch.load_file(self.dir / "m.safetensors")
+        expected = {}
+        for part in path.glob("*.safetensors"):
+            expected |= safetensors.torch.load_file(part)
+        self.assertEqual(digests(loaded), digests(expected))
+
+    def test_scales_that_do_not_fit_are_named(self):
+        part = {"w.weight": torch.zeros(300, 200).to(torch.float8_e4m3fn), "w.weight_scale_inv": torch.ones(2, 2)}
+        safetensors.torch.save_file(part, self.dir / "m.safetensors")
+        message = fails(self.dir / "m.safetensors", self.dir / "q.pt", "torch", "--dequantize")
+        self.assertIn('"w.weight"', message)
+        self.assertIn("[2, 2]", message)
+
     # ---- consolidation ----
 
     @unittest.skipIf(RELEASE < (2, 9), "no consolidation")
@@ -238,6 +301,13 @@ class Convert(unittest.TestCase):
             convert(shards, self.dir / f"hf{axis}", "hf")
             loaded = safetensors.torch.load_file(self.dir / f"hf{axis}" / "model.safetensors")
             self.assertEqual(digests(loaded), digests(whole | {"scalar": torch.tensor(5.5)}))
+
+
+def unpacked(blocks, scales):
+    """What bytes of two float4 each, low nibble first, and exponents stand for."""
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    numbers = values[torch.stack((blocks & 15, blocks >> 4), -1).long()]
+    return torch.ldexp(numbers, scales.int()[..., None, None] - 127).reshape(*blocks.shape[:-2], -1)
 
 
 def flatten(path):
