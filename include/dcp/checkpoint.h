@@ -152,6 +152,8 @@ typedef struct dcp_read_opts {
     /* Called now and then, from one thread at a time, with bytes of tensors read and in all; false cancels. NULL: none. */
     bool (*progress)(void *user, uint64_t done_bytes, uint64_t total_bytes);
     void *user;
+    void *stream; /* of the targets' device: the read waits for what is in it, and is over when the call returns. NULL: the
+                     default stream. */
 } dcp_read_opts;
 
 #define DCP_READ_OPTS_INIT DCP_INIT(dcp_read_opts)

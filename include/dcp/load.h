@@ -64,6 +64,7 @@ typedef struct dcp_load_opts {
     /* Called now and then, from one thread at a time, with bytes of tensors read and in all; false cancels. NULL: none. */
     bool (*progress)(void *user, uint64_t done_bytes, uint64_t total_bytes);
     const dcp_error *failed; /* why this rank cannot take part: the others learn of it; NULL: it can. The state is not used. */
+    void *stream;            /* as in dcp_read_opts */
 } dcp_load_opts;
 
 #define DCP_LOAD_OPTS_INIT DCP_INIT_WITH(dcp_load_opts, open, DCP_OPEN_OPTS_INIT)

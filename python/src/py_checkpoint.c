@@ -286,7 +286,7 @@ static int run(PyObject *self, job *j, core_work work, bool may_move, PyObject *
 static dcp_status do_read(void *arg, dcp_error *err)
 {
     job *j = arg;
-    dcp_read_opts opts = {sizeof opts, call_progress, j};
+    dcp_read_opts opts = {.struct_size = sizeof opts, .progress = call_progress, .user = j};
     return dcp_read_many_with(j->ck, j->requests, j->n, &opts, err);
 }
 

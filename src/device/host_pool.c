@@ -315,6 +315,9 @@ dcp__host_pool_stats dcp__host_pool_get_stats(dcp__host_pool *p)
 void dcp__host_pool_free(dcp__host_pool *p)
 {
     if (p) {
+        for (dcp__host_block *b = p->blocks; b; b = b->next) {
+            b->is_used = false;
+        }
         trim(p, 0);
         pthread_cond_destroy(&p->released);
         pthread_mutex_destroy(&p->lock);

@@ -39,7 +39,7 @@ typedef struct dcp__host_pool_stats {
 typedef struct dcp__host_pool dcp__host_pool;
 
 dcp_status dcp__host_pool_create(dcp_context *ctx, const dcp__host_pool_opts *opts, dcp__host_pool **out, dcp_error *err);
-/* All blocks are released. NULL is allowed. A block that cannot be unregistered stays mapped. */
+/* With all its blocks, also those in use. NULL is allowed. A block that cannot be unregistered stays mapped. */
 void dcp__host_pool_free(dcp__host_pool *p);
 
 /* The smallest free block of at least `bytes`, or a new one; free blocks are unmapped where the cap asks for it. Not enough room:

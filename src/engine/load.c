@@ -108,7 +108,7 @@ dcp_status dcp_load_read(dcp_checkpoint *ck, dcp_load_plan *plan, dcp_load_repor
         return dcp__fail(err, DCP_ARG, "load: no %s", ck ? "plan" : "checkpoint");
     }
     double start = dcp__now();
-    dcp_read_opts opts = {sizeof opts, plan->progress, plan->user};
+    dcp_read_opts opts = {sizeof opts, plan->progress, plan->user, plan->stream};
     dcp_status status = dcp_read_many_with(ck, plan->requests, plan->n_requests, &opts, err);
     if (status == DCP_OK) {
         status = plan->object ? hand_over_objects(ck, plan, err) : load_objects(ck, plan, err);

@@ -23,9 +23,10 @@ struct dcp_load_plan {
     size_t n_objects, cap_objects;
     dcp_value **converted; /* what is filled instead of tensors of the state; held */
     size_t n_converted, cap_converted;
-    dcp_object_fn object; /* of the options, as are the next two */
+    dcp_object_fn object; /* of the options, as are the next three */
     bool (*progress)(void *user, uint64_t done_bytes, uint64_t total_bytes);
     void *user;
+    void *stream;
 };
 
 #endif

@@ -333,6 +333,7 @@ dcp_status dcp_plan_load(dcp_checkpoint *ck, dcp_value *state, const dcp_load_op
     plan->state = state;
     plan->object = opts ? opts->object : NULL;
     plan->progress = opts ? opts->progress : NULL;
+    plan->stream = opts ? opts->stream : NULL;
     plan->user = opts ? opts->user : NULL;
     dcp__arena_init(&plan->arena, ck->ctx, UINT64_MAX);
     matcher m = {.ck = ck, .opts = opts ? opts : &defaults, .plan = plan, .report = report ? report : &unseen};

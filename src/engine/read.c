@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/pool.h"
+#include "engine/device_target.h"
 #include "engine/read_plan.h"
 #include "state/strided.h"
 
@@ -42,8 +43,8 @@ typedef struct run {
 /* ---- copying out ---- */
 
 /* Reads the indexes [from, to) of dimension dim of a piece (dim -1: all of it). */
-dcp_status dcp__read_piece(const dcp__piece *p, const dcp__source *src, const dcp__payload *payload, int dim, int64_t from,
-                           int64_t to, dcp__tile_buf *buf, dcp_error *err)
+dcp_status dcp__read_piece(const dcp__read_plan *plan, const dcp__piece *p, const dcp__source *src, const dcp__payload *payload,
+                           int dim, int64_t from, int64_t to, dcp__tile_buf *buf, dcp_error *err)
 {
     int64_t start[DCP_MAX_NDIM], sizes[DCP_MAX_NDIM], strides[DCP_MAX_NDIM];
     const dcp_tensor *dst = &p->request->dst;
@@ -58,7 +59,12 @@ dcp_status dcp__read_piece(const dcp__piece *p, const dcp__source *src, const dc
         sizes[d] = d == dim ? to - from : p->sizes[d];
         at += (p->in_wanted[d] + skip) * strides[d];
     }
-    char *first = (char *)dst->data + at * (int64_t)dcp_dtype_bytes(dst->dtype);
+    size_t elem_bytes = dcp_dtype_bytes(dst->dtype);
+    char *first = (char *)dst->data + at * (int64_t)elem_bytes;
+    if (dst->device.type != DCP_DEVICE_CPU) {
+        return dcp__read_box_to_device(plan->transfer, dst->device, src, payload, start, sizes, first, strides, elem_bytes, buf,
+                                       err);
+    }
     return dcp__read_box(src, payload, start, sizes, first, strides, buf, err);
 }
 
@@ -220,7 +226,8 @@ static dcp_status read_part(run *r, const part *p, int w, dcp_error *err)
         return dcp__read_window(r->plan, p->step, &r->workers[w].window, &r->workers[w].tile, err);
     }
     const dcp__located *l = &r->located[p->located];
-    dcp_status status = dcp__read_piece(p->piece, &l->source, &l->payload, p->dim, p->from, p->to, &r->workers[w].tile, err);
+    dcp_status status =
+        dcp__read_piece(r->plan, p->piece, &l->source, &l->payload, p->dim, p->from, p->to, &r->workers[w].tile, err);
     if (status == DCP_OK) {
         return status;
     }
@@ -250,11 +257,17 @@ static dcp_status read_batch(run *r, dcp_error *err)
 
 /* ---- all ---- */
 
+static uint64_t ring_bytes(const dcp__read_plan *plan)
+{
+    return plan->transfer ? dcp__transfer_ring_bytes(plan->transfer) : 0;
+}
+
 static dcp_status read_steps(run *r, dcp_error *err)
 {
     dcp_status status = DCP_OK;
     dcp_context *ctx = r->ck->ctx;
-    r->n_workers = r->plan->bytes < ONE_WORKER_BYTES ? 1 : dcp__affordable_threads(ctx, 2 * DCP__WINDOW_BYTES);
+    r->n_workers =
+        r->plan->bytes < ONE_WORKER_BYTES ? 1 : dcp__affordable_threads(ctx, 2 * DCP__WINDOW_BYTES + ring_bytes(r->plan));
     r->workers = dcp__calloc(ctx, (size_t)r->n_workers, sizeof *r->workers);
     if (!r->workers) {
         return dcp__nomem(err);
@@ -365,8 +378,14 @@ dcp_status dcp_read_many_with(dcp_checkpoint *ck, const dcp_read_request *reques
         return dcp__fail(err, DCP_ARG, "read options: struct_size %zu, expected %zu", opts->struct_size, sizeof *opts);
     }
     dcp__read_plan plan;
+    opts = opts ? opts : &defaults;
     dcp_status status = dcp__plan_read(ck, requests, n, &plan, err);
-    status = status == DCP_OK ? carry_out(ck, &plan, opts ? opts : &defaults, err) : status;
+    status = status == DCP_OK ? dcp__device_targets_use(ck->ctx, requests, n, opts->stream, &plan.transfer, err) : status;
+    status = status == DCP_OK ? carry_out(ck, &plan, opts, err) : status;
+    if (status == DCP_OK && plan.transfer) {
+        status = dcp__transfer_sync(plan.transfer, err);
+    }
+    dcp__transfer_free(plan.transfer);
     dcp__read_plan_reset(&plan);
     return status;
 }

@@ -38,9 +38,6 @@ static dcp_status check_target(const dcp_item *item, const dcp_box *box, const d
                              (long long)dst->extents[d]);
         }
     }
-    if (dst->device.type != DCP_DEVICE_CPU) {
-        return dcp__fail(err, DCP_UNSUPPORTED, "the target is not in host memory");
-    }
     int64_t span;
     if (dst->strides && !dcp__span_elems(dst->ndim, dst->extents, dst->strides, &span)) {
         return dcp__fail(err, DCP_ARG, "the target's strides are negative or too large");

@@ -5,6 +5,7 @@
 #ifndef DCP_ENGINE_READ_PLAN_H
 #define DCP_ENGINE_READ_PLAN_H
 
+#include "device/transfer.h"
 #include "engine/engine.h"
 
 typedef struct dcp__piece {
@@ -35,7 +36,8 @@ typedef struct dcp__read_plan {
     size_t n_units;
     dcp__read_step *steps;
     size_t n_steps;
-    uint64_t bytes; /* wanted in all */
+    uint64_t bytes;          /* wanted in all */
+    dcp__transfer *transfer; /* to targets on devices; NULL: there are none. Borrowed. */
 } dcp__read_plan;
 
 /* Checks the requests and plans them. The requests stay borrowed. Free the plan in every case. */
@@ -47,8 +49,8 @@ void dcp__read_plan_reset(dcp__read_plan *plan);
 #define DCP__WINDOW_BYTES ((uint64_t)4 << 20)
 
 /* Reads the indexes [from, to) of dimension dim of a piece (dim -1: all of it). */
-dcp_status dcp__read_piece(const dcp__piece *p, const dcp__source *src, const dcp__payload *payload, int dim, int64_t from,
-                           int64_t to, dcp__tile_buf *buf, dcp_error *err);
+dcp_status dcp__read_piece(const dcp__read_plan *plan, const dcp__piece *p, const dcp__source *src, const dcp__payload *payload,
+                           int dim, int64_t from, int64_t to, dcp__tile_buf *buf, dcp_error *err);
 /* Checks the CRC of a payload if that was asked for and a piece needs all of it. */
 dcp_status dcp__check_unit_crc(const dcp__read_plan *plan, const dcp__unit *u, const dcp__source *src, const dcp__payload *p,
                                dcp_error *err);

@@ -53,7 +53,7 @@ static dcp_status read_unit_of_window(const dcp__read_plan *r, const dcp__read_s
     }
     status = status == DCP_OK ? dcp__check_unit_crc(r, u, &l.source, &l.payload, err) : status;
     for (size_t i = 0; i < u->n && status == DCP_OK; i++) {
-        status = dcp__read_piece(first + i, &l.source, &l.payload, -1, 0, 0, buf, err);
+        status = dcp__read_piece(r, first + i, &l.source, &l.payload, -1, 0, 0, buf, err);
     }
     if (status != DCP_OK) {
         dcp__to_file_offset(&l, err);
