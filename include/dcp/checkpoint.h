@@ -179,7 +179,7 @@ DCP_API dcp_status dcp_read_tree(dcp_checkpoint *ck, bool with_data, dcp_value *
  * it in parts. Errors: those of dcp_read. */
 DCP_API dcp_status dcp_item_check_crc(dcp_checkpoint *ck, const dcp_item *item, dcp_error *err);
 
-/* SHA-256 of the row-major little-endian bytes of a tensor, in bounded memory. With check_crc its records are checked first. */
+/* SHA-256 of the row-major little-endian bytes of a tensor, in bounded memory. With check_crc its records are checked as well. */
 DCP_API dcp_status dcp_item_sha256(dcp_checkpoint *ck, const dcp_item *item, uint8_t digest[32], dcp_error *err);
 
 /* ---- checking ---- */
