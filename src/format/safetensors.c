@@ -1,12 +1,10 @@
 #include "format/safetensors.h"
 
-#include <limits.h>
 #include <stdlib.h>
 
 #include "base/bytes.h"
-#include "format/json_read.h"
-
-#define LENGTH_BYTES 8
+#include "format/json_scan.h"
+#include "format/safetensors_texts.h"
 
 /* Names of the safetensors format; what is absent here cannot stand in such a file. */
 static const struct {
@@ -56,14 +54,17 @@ dcp_dtype dcp__dtype_from_safetensors(dcp_str name)
     return DCP_DTYPE_NONE;
 }
 
-/* What is taken from __metadata__ before the tensors that it speaks of are known. */
-typedef struct texts {
-    const json_t *sharding; /* strings of the header's tree; NULL: absent */
-    const json_t *own;
-} texts;
-
-/* All faults of the header's content are reported at its first byte: jansson's tree keeps no positions. */
-#define HEADER_FAULT(err, code, ...) dcp__fail_at(err, code, LENGTH_BYTES, __VA_ARGS__)
+/* The header while it is read. */
+typedef struct reader {
+    dcp__safetensors *s;
+    dcp__jscan scan;
+    size_t tensors_cap;
+    dcp_str *keys, *values; /* of __metadata__, s->n_metadata of them */
+    size_t keys_cap, values_cap;
+    dcp__strmap seen; /* keys of __metadata__ */
+    bool has_metadata;
+    dcp_str sharding, own; /* texts in __metadata__, read when the tensors that they speak of are known; ptr NULL: absent */
+} reader;
 
 /* ---- length and text ---- */
 
@@ -83,7 +84,7 @@ static dcp_status not_safetensors(const uint8_t *head, uint64_t length, uint64_t
 
 static dcp_status read_length(const dcp_context *ctx, const dcp__source *src, size_t *out, dcp_error *err)
 {
-    uint8_t head[LENGTH_BYTES];
+    uint8_t head[DCP__ST_LENGTH_BYTES];
     if (src->size < sizeof head) {
         return dcp__fail_at(err, DCP_FORMAT, src->size, "%llu bytes are too few for a safetensors header",
                             (unsigned long long)src->size);
@@ -104,81 +105,94 @@ static dcp_status read_length(const dcp_context *ctx, const dcp__source *src, si
     return DCP_OK;
 }
 
-static dcp_status read_header(dcp_context *ctx, const dcp__source *src, json_t **out, uint64_t *header_bytes, dcp_error *err)
+/* The text of the header, to be freed by the caller. */
+static dcp_status load_header(dcp_context *ctx, const dcp__source *src, char **text, size_t *length, dcp_error *err)
 {
-    size_t length = 0;
-    dcp_status status = read_length(ctx, src, &length, err);
+    dcp_status status = read_length(ctx, src, length, err);
     if (status != DCP_OK) {
         return status;
     }
-    char *text = dcp__alloc(ctx, length);
-    if (!text) {
+    *text = dcp__alloc(ctx, *length + !*length);
+    if (!*text) {
         return dcp__nomem(err);
     }
-    status = dcp__source_read(src, LENGTH_BYTES, text, length, err);
-    if (status == DCP_OK && (length == 0 || text[0] != '{')) {
-        status = HEADER_FAULT(err, DCP_FORMAT, "header does not start with \"{\"");
+    status = dcp__source_read(src, DCP__ST_LENGTH_BYTES, *text, *length, err);
+    if (status == DCP_OK && (*length == 0 || (*text)[0] != '{')) {
+        status = DCP__ST_FAULT(err, DCP_FORMAT, "header does not start with \"{\"");
     }
-    if (status == DCP_OK) {
-        status = dcp__json_parse(ctx, (dcp_str){text, length}, LENGTH_BYTES, "header", out, err);
+    if (status != DCP_OK) {
+        dcp__free(ctx, *text);
     }
-    *header_bytes = LENGTH_BYTES + (uint64_t)length;
-    dcp__free(ctx, text);
     return status;
 }
 
 /* ---- one tensor ---- */
 
-/* An array of integers >= 0 in the arena. `owner` and `what` name it in messages. */
-static dcp_status read_extents(dcp__arena *a, const char *owner, const char *what, const json_t *array, int64_t **out, int *n,
-                               dcp_error *err)
+/* The value is of another kind than it should be. Whether it is JSON at all comes first. */
+static dcp_status wrong_kind(reader *r, dcp_str name, const char *why, dcp_error *err)
 {
-    if (!json_is_array(array)) {
-        return HEADER_FAULT(err, DCP_FORMAT, "tensor '%s': %s is no array", dcp__print(dcp_str_of(owner)).text, what);
-    }
-    size_t count = json_array_size(array);
-    if (count > DCP_MAX_NDIM) {
-        return HEADER_FAULT(err, DCP_LIMIT, "tensor '%s': %s has %zu dimensions, at most %d can be read",
-                            dcp__print(dcp_str_of(owner)).text, what, count, DCP_MAX_NDIM);
-    }
-    int64_t *values = dcp__arena_alloc(a, count * sizeof *values);
-    if (!values) {
-        return dcp__arena_fail(a, err);
-    }
-    for (size_t i = 0; i < count; i++) {
-        const json_t *item = json_array_get(array, i);
-        if (!json_is_integer(item) || json_integer_value(item) < 0) {
-            return HEADER_FAULT(err, DCP_FORMAT, "tensor '%s': %s[%zu] is no integer from 0 to 2^63 - 1",
-                                dcp__print(dcp_str_of(owner)).text, what, i);
-        }
-        values[i] = json_integer_value(item);
-    }
-    *out = values;
-    *n = (int)count;
-    return DCP_OK;
+    dcp_status status = dcp__jscan_skip(&r->scan, err);
+    return status == DCP_OK ? DCP__ST_FAULT(err, DCP_FORMAT, "tensor '%s': %s", dcp__print(name).text, why) : status;
 }
 
-static dcp_status read_dtype(const char *name, const json_t *json, dcp_dtype *out, dcp_error *err)
+static dcp_status read_extent(reader *r, dcp_str name, const char *what, int i, int64_t *out, dcp_error *err)
 {
-    if (!json_is_string(json)) {
-        return HEADER_FAULT(err, DCP_FORMAT, "tensor '%s': dtype is no string", dcp__print(dcp_str_of(name)).text);
+    bool is_int = false;
+    dcp_status status =
+        dcp__jscan_peek(&r->scan) == '0' ? dcp__jscan_number(&r->scan, out, &is_int, err) : dcp__jscan_skip(&r->scan, err);
+    if (status == DCP_OK && (!is_int || *out < 0)) {
+        return DCP__ST_FAULT(err, DCP_FORMAT, "tensor '%s': %s[%d] is no integer from 0 to 2^63 - 1", dcp__print(name).text, what,
+                             i);
     }
-    dcp_str text = {json_string_value(json), json_string_length(json)};
-    dcp_dtype dtype = dcp__dtype_from_safetensors(text);
-    if (dtype == DCP_DTYPE_NONE) {
-        return HEADER_FAULT(err, DCP_UNSUPPORTED, "tensor '%s': unknown dtype '%s'", dcp__print(dcp_str_of(name)).text,
-                            dcp__print(text).text);
+    return status;
+}
+
+/* An array of integers >= 0. */
+static dcp_status scan_extents(reader *r, dcp_str name, const char *what, int64_t values[DCP_MAX_NDIM], int *n, dcp_error *err)
+{
+    bool is_first = true, more = true;
+    *n = 0;
+    if (dcp__jscan_peek(&r->scan) != '[') {
+        return wrong_kind(r, name, strcmp(what, "shape") == 0 ? "shape is no array" : "data_offsets is no array", err);
     }
-    *out = dtype;
-    return DCP_OK;
+    dcp_status status = dcp__jscan_enter(&r->scan, err);
+    while (status == DCP_OK) {
+        status = dcp__jscan_more(&r->scan, ']', &is_first, &more, err);
+        if (status != DCP_OK || !more) {
+            break;
+        }
+        if (*n == DCP_MAX_NDIM) {
+            return DCP__ST_FAULT(err, DCP_LIMIT, "tensor '%s': %s has more than the %d dimensions that can be read",
+                                 dcp__print(name).text, what, DCP_MAX_NDIM);
+        }
+        status = read_extent(r, name, what, *n, &values[*n], err);
+        ++*n;
+    }
+    return status;
+}
+
+static dcp_status read_dtype(reader *r, dcp_str name, dcp_dtype *out, dcp_error *err)
+{
+    dcp_str text;
+    if (dcp__jscan_peek(&r->scan) != '"') {
+        return wrong_kind(r, name, "dtype is no string", err);
+    }
+    dcp_status status = dcp__jscan_string(&r->scan, &text, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    *out = dcp__dtype_from_safetensors(text);
+    return *out != DCP_DTYPE_NONE ? DCP_OK
+                                  : DCP__ST_FAULT(err, DCP_UNSUPPORTED, "tensor '%s': unknown dtype '%s'", dcp__print(name).text,
+                                                  dcp__print(text).text);
 }
 
 /* F4 counts 4-bit values, PyTorch's float4_e2m1fn_x2 pairs of them. */
-static dcp_status halve_last_extent(const char *name, int ndim, int64_t *extents, dcp_error *err)
+static dcp_status halve_last_extent(dcp_str name, int ndim, int64_t *extents, dcp_error *err)
 {
     if (ndim == 0 || extents[ndim - 1] % 2 != 0) {
-        return HEADER_FAULT(err, DCP_UNSUPPORTED, "tensor '%s': F4 needs an even last dimension, as two values share a byte",
-                            dcp__print(dcp_str_of(name)).text);
+        return DCP__ST_FAULT(err, DCP_UNSUPPORTED, "tensor '%s': F4 needs an even last dimension, as two values share a byte",
+                             dcp__print(name).text);
     }
     extents[ndim - 1] /= 2;
     return DCP_OK;
@@ -196,16 +210,10 @@ static bool tensor_bytes(const dcp__st_tensor *t, uint64_t *out)
     return true;
 }
 
-static dcp_status read_range(dcp__safetensors *s, const char *name, const json_t *json, dcp__st_tensor *t, dcp_error *err)
+static dcp_status place_tensor(const dcp__safetensors *s, dcp__st_tensor *t, const int64_t *range, int n, dcp_error *err)
 {
-    int64_t *range;
-    int n;
-    dcp_status status = read_extents(&s->arena, name, "data_offsets", json, &range, &n, err);
-    if (status != DCP_OK) {
-        return status;
-    }
     if (n != 2 || range[0] > range[1]) {
-        return HEADER_FAULT(err, DCP_FORMAT, "tensor '%s': data_offsets are no begin and end", dcp__print(t->name).text);
+        return DCP__ST_FAULT(err, DCP_FORMAT, "tensor '%s': data_offsets are no begin and end", dcp__print(t->name).text);
     }
     t->offset = s->header_bytes + (uint64_t)range[0];
     t->bytes = (uint64_t)(range[1] - range[0]);
@@ -220,30 +228,61 @@ static dcp_status read_range(dcp__safetensors *s, const char *name, const json_t
     return DCP_OK;
 }
 
-static dcp_status read_tensor(dcp__safetensors *s, const char *name, const json_t *json, dcp__st_tensor *t, dcp_error *err)
+/* What the description of a tensor says, in whatever order. n < 0: not said. */
+typedef struct description {
+    dcp_dtype dtype; /* NONE: not said */
+    int64_t shape[DCP_MAX_NDIM], range[DCP_MAX_NDIM];
+    int ndim, n_range;
+} description;
+
+static bool is_text(dcp_str s, const char *text)
 {
-    if (!json_is_object(json)) {
-        return HEADER_FAULT(err, DCP_FORMAT, "tensor '%s': description is no object", dcp__print(dcp_str_of(name)).text);
-    }
-    t->name = dcp__arena_str(&s->arena, dcp_str_of(name));
-    if (!t->name.ptr) {
-        return dcp__arena_fail(&s->arena, err);
-    }
-    int64_t *extents;
-    dcp_status status = read_dtype(name, json_object_get(json, "dtype"), &t->dtype, err);
-    if (status == DCP_OK) {
-        status = read_extents(&s->arena, name, "shape", json_object_get(json, "shape"), &extents, &t->ndim, err);
-    }
-    if (status == DCP_OK && t->dtype == DCP_FLOAT4_E2M1FN_X2) {
-        status = halve_last_extent(name, t->ndim, extents, err);
-    }
-    if (status == DCP_OK) {
-        t->extents = extents;
-    }
-    return status != DCP_OK ? status : read_range(s, name, json_object_get(json, "data_offsets"), t, err);
+    return s.len == strlen(text) && memcmp(s.ptr, text, s.len) == 0;
 }
 
-/* ---- __metadata__ ---- */
+static dcp_status read_part(reader *r, dcp_str name, description *d, dcp_error *err)
+{
+    dcp_str key;
+    dcp_status status = dcp__jscan_name(&r->scan, &key, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    bool is_dtype = is_text(key, "dtype"), is_shape = is_text(key, "shape"), is_range = is_text(key, "data_offsets");
+    if ((is_dtype && d->dtype != DCP_DTYPE_NONE) || (is_shape && d->ndim >= 0) || (is_range && d->n_range >= 0)) {
+        return dcp__fail_at(err, DCP_FORMAT, DCP__ST_LENGTH_BYTES + (uint64_t)(r->scan.p - r->scan.start),
+                            "tensor '%s': %s is said twice", dcp__print(name).text, dcp__print(key).text);
+    }
+    if (is_dtype) {
+        return read_dtype(r, name, &d->dtype, err);
+    }
+    if (is_shape) {
+        return scan_extents(r, name, "shape", d->shape, &d->ndim, err);
+    }
+    return is_range ? scan_extents(r, name, "data_offsets", d->range, &d->n_range, err) : dcp__jscan_skip(&r->scan, err);
+}
+
+static dcp_status read_description(reader *r, dcp_str name, description *d, dcp_error *err)
+{
+    bool is_first = true, more = true;
+    *d = (description){.dtype = DCP_DTYPE_NONE, .ndim = -1, .n_range = -1};
+    if (dcp__jscan_peek(&r->scan) != '{') {
+        return wrong_kind(r, name, "description is no object", err);
+    }
+    dcp_status status = dcp__jscan_enter(&r->scan, err);
+    while (status == DCP_OK) {
+        status = dcp__jscan_more(&r->scan, '}', &is_first, &more, err);
+        if (status != DCP_OK || !more) {
+            break;
+        }
+        status = read_part(r, name, d, err);
+    }
+    bool is_whole = d->dtype != DCP_DTYPE_NONE && d->ndim >= 0 && d->n_range >= 0;
+    return status == DCP_OK && !is_whole ? DCP__ST_FAULT(err, DCP_FORMAT, "tensor '%s': %s is missing", dcp__print(name).text,
+                                                         d->dtype == DCP_DTYPE_NONE ? "dtype"
+                                                         : d->ndim < 0              ? "shape"
+                                                                                    : "data_offsets")
+                                         : status;
+}
 
 static dcp_status copy_text(dcp__safetensors *s, dcp_str text, dcp_str *out, dcp_error *err)
 {
@@ -251,190 +290,140 @@ static dcp_status copy_text(dcp__safetensors *s, dcp_str text, dcp_str *out, dcp
     return out->ptr ? DCP_OK : dcp__arena_fail(&s->arena, err);
 }
 
-static dcp_str text_of(const json_t *json)
+static dcp_status fill_tensor(dcp__safetensors *s, dcp_str name, description *d, dcp__st_tensor *t, dcp_error *err)
 {
-    return (dcp_str){json_string_value(json), json_string_length(json)};
+    dcp_status status = copy_text(s, name, &t->name, err);
+    if (status == DCP_OK && d->dtype == DCP_FLOAT4_E2M1FN_X2) {
+        status = halve_last_extent(name, d->ndim, d->shape, err);
+    }
+    int64_t *extents = dcp__arena_alloc(&s->arena, (size_t)d->ndim * sizeof *extents);
+    if (status != DCP_OK || !extents) {
+        return status != DCP_OK ? status : dcp__arena_fail(&s->arena, err);
+    }
+    memcpy(extents, d->shape, (size_t)d->ndim * sizeof *extents);
+    t->dtype = d->dtype;
+    t->ndim = d->ndim;
+    t->extents = extents;
+    return place_tensor(s, t, d->range, d->n_range, err);
 }
 
-static dcp_status keep_text(dcp__safetensors *s, const char *key, const json_t *json, texts *found, dcp_error *err)
+static dcp_status read_tensor(reader *r, dcp_str name, dcp_error *err)
 {
-    if (strcmp(key, "DCP_SHARDING_INFO") == 0) {
-        found->sharding = json;
-        return DCP_OK;
+    dcp__safetensors *s = r->s;
+    description d;
+    dcp__st_tensor t = {0};
+    dcp_status status = read_description(r, name, &d, err);
+    status = status == DCP_OK ? fill_tensor(s, name, &d, &t, err) : status;
+    if (status != DCP_OK) {
+        return status;
     }
-    if (strcmp(key, "libdcp") == 0) {
-        found->own = json;
-        return DCP_OK;
+    void *tensors = s->tensors;
+    if ((s->n_tensors + 1) * sizeof t > s->ctx->limits.max_parse_bytes) {
+        return DCP__ST_FAULT(err, DCP_LIMIT, "more than %zu tensors", s->n_tensors);
     }
-    if (strcmp(key, "format") == 0) {
-        return copy_text(s, text_of(json), &s->format, err);
+    if (!dcp__grow(s->ctx, &tensors, &r->tensors_cap, s->n_tensors + 1, sizeof t)) {
+        return dcp__nomem(err);
     }
-    if (strcmp(key, "DCP_VERSION") == 0) {
-        return copy_text(s, text_of(json), &s->dcp_version, err);
-    }
-    size_t i = s->n_metadata++;
-    dcp_status status = copy_text(s, dcp_str_of(key), &s->metadata_keys[i], err);
-    return status != DCP_OK ? status : copy_text(s, text_of(json), &s->metadata_values[i], err);
+    s->tensors = tensors;
+    s->tensors[s->n_tensors++] = t;
+    return DCP_OK;
 }
 
-static dcp_status read_texts(dcp__safetensors *s, json_t *json, texts *found, dcp_error *err)
+/* ---- __metadata__ ---- */
+
+/* A key that is not known, and its text. */
+static dcp_status keep_pair(reader *r, dcp_str key, dcp_str text, dcp_error *err)
 {
-    if (!json_is_object(json)) {
-        return HEADER_FAULT(err, DCP_FORMAT, "__metadata__ is no object of strings");
+    size_t n = r->s->n_metadata;
+    void *keys = r->keys, *values = r->values;
+    bool ok = dcp__grow(r->s->ctx, &keys, &r->keys_cap, n + 1, sizeof *r->keys) &&
+              dcp__grow(r->s->ctx, &values, &r->values_cap, n + 1, sizeof *r->values);
+    r->keys = keys;
+    r->values = values;
+    if (!ok) {
+        return dcp__nomem(err);
     }
-    size_t n = json_object_size(json);
-    s->metadata_keys = dcp__arena_alloc(&s->arena, n * sizeof *s->metadata_keys);
-    s->metadata_values = dcp__arena_alloc(&s->arena, n * sizeof *s->metadata_values);
+    r->keys[n] = key;
+    r->values[n] = text;
+    r->s->n_metadata++;
+    return DCP_OK;
+}
+
+static dcp_status keep_text(reader *r, dcp_str key, dcp_str text, dcp_error *err)
+{
+    if (is_text(key, "DCP_SHARDING_INFO")) {
+        r->sharding = text;
+    } else if (is_text(key, "libdcp")) {
+        r->own = text;
+    } else if (is_text(key, "format")) {
+        r->s->format = text;
+    } else if (is_text(key, "DCP_VERSION")) {
+        r->s->dcp_version = text;
+    } else {
+        return keep_pair(r, key, text, err);
+    }
+    return DCP_OK;
+}
+
+static dcp_status read_text(reader *r, dcp_error *err)
+{
+    dcp_str key, text;
+    uint64_t existing;
+    dcp_status status = dcp__jscan_name(&r->scan, &key, err);
+    status = status == DCP_OK ? copy_text(r->s, key, &key, err) : status;
+    status = status == DCP_OK ? dcp__strmap_add(&r->seen, key, 0, &existing, err) : status;
+    if (status != DCP_OK) {
+        return status;
+    }
+    if (existing != UINT64_MAX) {
+        return DCP__ST_FAULT(err, DCP_FORMAT, "__metadata__: '%s' is said twice", dcp__print(key).text);
+    }
+    if (dcp__jscan_peek(&r->scan) != '"') {
+        status = dcp__jscan_skip(&r->scan, err);
+        return status == DCP_OK ? DCP__ST_FAULT(err, DCP_FORMAT, "__metadata__: value of '%s' is no string", dcp__print(key).text)
+                                : status;
+    }
+    status = dcp__jscan_string(&r->scan, &text, err);
+    status = status == DCP_OK ? copy_text(r->s, text, &text, err) : status;
+    return status == DCP_OK ? keep_text(r, key, text, err) : status;
+}
+
+static dcp_status read_texts(reader *r, dcp_error *err)
+{
+    bool is_first = true, more = true;
+    if (r->has_metadata || dcp__jscan_peek(&r->scan) != '{') {
+        dcp_status status = dcp__jscan_skip(&r->scan, err);
+        return status == DCP_OK
+                   ? DCP__ST_FAULT(err, DCP_FORMAT, "__metadata__ is %s", r->has_metadata ? "said twice" : "no object of strings")
+                   : status;
+    }
+    r->has_metadata = true;
+    dcp_status status = dcp__jscan_enter(&r->scan, err);
+    while (status == DCP_OK) {
+        status = dcp__jscan_more(&r->scan, '}', &is_first, &more, err);
+        if (status != DCP_OK || !more) {
+            break;
+        }
+        status = read_text(r, err);
+    }
+    return status;
+}
+
+/* The pairs that were kept, into the arena. */
+static dcp_status settle_pairs(reader *r, dcp_error *err)
+{
+    dcp__safetensors *s = r->s;
+    size_t bytes = s->n_metadata * sizeof *r->keys;
+    s->metadata_keys = dcp__arena_alloc(&s->arena, bytes);
+    s->metadata_values = dcp__arena_alloc(&s->arena, bytes);
     if (!s->metadata_keys || !s->metadata_values) {
         return dcp__arena_fail(&s->arena, err);
     }
-    const char *key;
-    json_t *value;
-    json_object_foreach(json, key, value)
-    {
-        if (!json_is_string(value)) {
-            return HEADER_FAULT(err, DCP_FORMAT, "__metadata__: value of '%s' is no string", dcp__print(dcp_str_of(key)).text);
-        }
-        dcp_status status = keep_text(s, key, value, found, err);
-        if (status != DCP_OK) {
-            return status;
-        }
+    if (bytes) {
+        memcpy(s->metadata_keys, r->keys, bytes);
+        memcpy(s->metadata_values, r->values, bytes);
     }
     return DCP_OK;
-}
-
-/* ---- JSON texts inside __metadata__ ---- */
-
-/* The tensor that a text speaks of. */
-static dcp_status find_tensor(dcp__safetensors *s, const char *name, const char *what, dcp__st_tensor **out, dcp_error *err)
-{
-    uint64_t i;
-    if (!dcp__strmap_get(&s->by_name, dcp_str_of(name), &i)) {
-        return HEADER_FAULT(err, DCP_FORMAT, "%s names '%s', which is not in the file", what, dcp__print(dcp_str_of(name)).text);
-    }
-    *out = &s->tensors[i];
-    return DCP_OK;
-}
-
-/* One value for each dimension of t. */
-static dcp_status read_position(dcp__safetensors *s, const dcp__st_tensor *t, const char *what, const json_t *json,
-                                const int64_t **out, dcp_error *err)
-{
-    int64_t *values;
-    int n;
-    dcp_status status = read_extents(&s->arena, t->name.ptr, what, json_object_get(json, what), &values, &n, err);
-    if (status != DCP_OK) {
-        return status;
-    }
-    if (n != t->ndim) {
-        return HEADER_FAULT(err, DCP_FORMAT, "tensor '%s': %s has %d dimensions, its shape %d", dcp__print(t->name).text, what, n,
-                            t->ndim);
-    }
-    *out = values;
-    return DCP_OK;
-}
-
-static dcp_status read_saved_offsets(dcp__safetensors *s, json_t *root, dcp_error *err)
-{
-    const char *name;
-    json_t *json;
-    json_object_foreach(root, name, json)
-    {
-        dcp__st_tensor *t = NULL;
-        dcp_status status = find_tensor(s, name, "DCP_SHARDING_INFO", &t, err);
-        if (status == DCP_OK) {
-            status = read_position(s, t, "saved_offsets", json, &t->saved_offsets, err);
-        }
-        if (status != DCP_OK) {
-            return status;
-        }
-        for (int i = 0; i < t->ndim; i++) {
-            if (t->saved_offsets[i] > INT64_MAX - t->extents[i]) {
-                return HEADER_FAULT(err, DCP_FORMAT, "tensor '%s': saved_offsets[%d] overflows", dcp__print(t->name).text, i);
-            }
-        }
-    }
-    return DCP_OK;
-}
-
-static dcp_status read_sharding(dcp__safetensors *s, const json_t *text, dcp_error *err)
-{
-    json_t *root;
-    dcp_status status = dcp__json_parse(s->ctx, text_of(text), DCP_NO_OFFSET, "DCP_SHARDING_INFO", &root, err);
-    if (status != DCP_OK) {
-        return status;
-    }
-    status = read_saved_offsets(s, root, err);
-    json_decref(root);
-    for (size_t i = 0; status == DCP_OK && i < s->n_tensors; i++) {
-        if (!s->tensors[i].saved_offsets) {
-            status = HEADER_FAULT(err, DCP_FORMAT, "DCP_SHARDING_INFO lacks tensor '%s'", dcp__print(s->tensors[i].name).text);
-        }
-    }
-    s->has_sharding_info = true;
-    return status;
-}
-
-static dcp_status read_global_shapes(dcp__safetensors *s, json_t *tensors, dcp_error *err)
-{
-    if (!json_is_object(tensors)) {
-        return HEADER_FAULT(err, DCP_FORMAT, "libdcp: tensors is no object");
-    }
-    const char *name;
-    json_t *json;
-    json_object_foreach(tensors, name, json)
-    {
-        dcp__st_tensor *t = NULL;
-        dcp_status status = find_tensor(s, name, "libdcp", &t, err);
-        if (status == DCP_OK) {
-            status = read_position(s, t, "shape", json, &t->global_extents, err);
-        }
-        if (status != DCP_OK) {
-            return status;
-        }
-        for (int i = 0; i < t->ndim; i++) {
-            int64_t offset = t->saved_offsets ? t->saved_offsets[i] : 0;
-            if (offset + t->extents[i] > t->global_extents[i]) {
-                return HEADER_FAULT(err, DCP_FORMAT, "tensor '%s': dimension %d reaches %lld, the global shape has %lld",
-                                    dcp__print(t->name).text, i, (long long)(offset + t->extents[i]),
-                                    (long long)t->global_extents[i]);
-            }
-        }
-    }
-    return DCP_OK;
-}
-
-static dcp_status take_own_facts(dcp__safetensors *s, json_t *root, dcp_error *err)
-{
-    const json_t *schema = json_object_get(root, "schema");
-    if (!json_is_integer(schema) || json_integer_value(schema) != 1) {
-        return DCP_OK; /* of a later release: its facts are extras, so the file reads without them */
-    }
-    s->has_own_facts = true;
-    const json_t *world = json_object_get(root, "world"), *writer = json_object_get(root, "writer");
-    if (world && (!json_is_integer(world) || json_integer_value(world) < 0 || json_integer_value(world) > INT_MAX)) {
-        return HEADER_FAULT(err, DCP_FORMAT, "libdcp: world is no number of ranks");
-    }
-    s->own_world = (int)json_integer_value(world);
-    if (json_is_string(writer)) {
-        dcp_status status = copy_text(s, text_of(writer), &s->own_writer, err);
-        if (status != DCP_OK) {
-            return status;
-        }
-    }
-    json_t *tensors = json_object_get(root, "tensors");
-    return tensors ? read_global_shapes(s, tensors, err) : DCP_OK;
-}
-
-static dcp_status read_own_facts(dcp__safetensors *s, const json_t *text, dcp_error *err)
-{
-    json_t *root;
-    dcp_status status = dcp__json_parse(s->ctx, text_of(text), DCP_NO_OFFSET, "libdcp in __metadata__", &root, err);
-    if (status == DCP_OK) {
-        status = take_own_facts(s, root, err);
-        json_decref(root);
-    }
-    return status;
 }
 
 /* ---- the whole ---- */
@@ -458,28 +447,22 @@ static int by_place(const void *a, const void *b)
     return compare_strs(x->name, y->name);
 }
 
-static dcp_status read_entries(dcp__safetensors *s, json_t *root, texts *found, dcp_error *err)
+static dcp_status read_members(reader *r, dcp_error *err)
 {
-    s->tensors = dcp__arena_alloc(&s->arena, json_object_size(root) * sizeof *s->tensors);
-    if (!s->tensors) {
-        return dcp__arena_fail(&s->arena, err);
-    }
-    const char *name;
-    json_t *json;
-    json_object_foreach(root, name, json)
-    {
-        bool is_metadata = strcmp(name, "__metadata__") == 0;
-        dcp__st_tensor t = {0};
-        dcp_status status = is_metadata ? read_texts(s, json, found, err) : read_tensor(s, name, json, &t, err);
-        if (status != DCP_OK) {
-            return status;
+    bool is_first = true, more = true;
+    dcp_str name;
+    dcp_status status = dcp__jscan_enter(&r->scan, err);
+    while (status == DCP_OK) {
+        status = dcp__jscan_more(&r->scan, '}', &is_first, &more, err);
+        if (status != DCP_OK || !more) {
+            break;
         }
-        if (!is_metadata) {
-            s->tensors[s->n_tensors++] = t;
+        status = dcp__jscan_name(&r->scan, &name, err);
+        if (status == DCP_OK) {
+            status = is_text(name, "__metadata__") ? read_texts(r, err) : read_tensor(r, name, err);
         }
     }
-    qsort(s->tensors, s->n_tensors, sizeof *s->tensors, by_place);
-    return DCP_OK;
+    return status == DCP_OK ? dcp__jscan_end(&r->scan, err) : status;
 }
 
 /* In order of offset each tensor starts where the one before ends. */
@@ -509,26 +492,34 @@ static dcp_status index_names(dcp__safetensors *s, dcp_error *err)
 {
     dcp_status status = DCP_OK;
     for (size_t i = 0; status == DCP_OK && i < s->n_tensors; i++) {
-        status = dcp__strmap_add(&s->by_name, s->tensors[i].name, i, NULL, err); /* jansson has refused equal names */
+        uint64_t existing = 0;
+        status = dcp__strmap_add(&s->by_name, s->tensors[i].name, i, &existing, err);
+        if (status == DCP_OK && existing != UINT64_MAX) {
+            status = DCP__ST_FAULT(err, DCP_FORMAT, "tensor '%s' is described twice", dcp__print(s->tensors[i].name).text);
+        }
     }
     return status;
 }
 
-static dcp_status build(dcp__safetensors *s, json_t *root, uint64_t size, bool to_end, dcp_error *err)
+static dcp_status build(reader *r, uint64_t size, bool to_end, dcp_error *err)
 {
-    texts found = {0};
-    dcp_status status = read_entries(s, root, &found, err);
+    dcp__safetensors *s = r->s;
+    dcp_status status = read_members(r, err);
+    status = status == DCP_OK ? settle_pairs(r, err) : status;
+    if (status == DCP_OK) {
+        if (s->n_tensors) {
+            qsort(s->tensors, s->n_tensors, sizeof *s->tensors, by_place);
+        }
+        status = index_names(s, err);
+    }
     if (status == DCP_OK) {
         status = check_ranges(s, size, to_end, err);
     }
-    if (status == DCP_OK) {
-        status = index_names(s, err);
+    if (status == DCP_OK && r->sharding.ptr) {
+        status = dcp__st_read_sharding(s, r->sharding, err);
     }
-    if (status == DCP_OK && found.sharding) {
-        status = read_sharding(s, found.sharding, err);
-    }
-    if (status == DCP_OK && found.own) {
-        status = read_own_facts(s, found.own, err);
+    if (status == DCP_OK && r->own.ptr) {
+        status = dcp__st_read_own_facts(s, r->own, err);
     }
     return status;
 }
@@ -536,15 +527,22 @@ static dcp_status build(dcp__safetensors *s, json_t *root, uint64_t size, bool t
 dcp_status dcp__safetensors_open(dcp_context *ctx, const dcp__source *src, bool to_end, dcp__safetensors *out, dcp_error *err)
 {
     dcp__safetensors s = {.ctx = ctx};
-    json_t *root;
-    dcp_status status = read_header(ctx, src, &root, &s.header_bytes, err);
+    char *text = NULL;
+    size_t length = 0;
+    dcp_status status = load_header(ctx, src, &text, &length, err);
     if (status != DCP_OK) {
         return status;
     }
+    s.header_bytes = DCP__ST_LENGTH_BYTES + (uint64_t)length;
     dcp__arena_init(&s.arena, ctx, ctx->limits.max_parse_bytes);
     dcp__strmap_init(&s.by_name, ctx);
-    status = build(&s, root, src->size, to_end, err);
-    json_decref(root);
+    reader r = {.s = &s, .scan = {&s.arena, text, text, text + length, DCP__ST_LENGTH_BYTES, "header", 0}};
+    dcp__strmap_init(&r.seen, ctx);
+    status = build(&r, src->size, to_end, err);
+    dcp__strmap_reset(&r.seen);
+    dcp__free(ctx, r.keys);
+    dcp__free(ctx, r.values);
+    dcp__free(ctx, text);
     if (status != DCP_OK) {
         dcp__safetensors_reset(&s);
         return status;
@@ -555,6 +553,7 @@ dcp_status dcp__safetensors_open(dcp_context *ctx, const dcp__source *src, bool 
 
 void dcp__safetensors_reset(dcp__safetensors *s)
 {
+    dcp__free(s->ctx, s->tensors);
     dcp__strmap_reset(&s->by_name);
     dcp__arena_reset(&s->arena);
 }

@@ -20,7 +20,7 @@ typedef struct dcp__st_tensor {
 typedef struct dcp__safetensors {
     dcp_context *ctx;
     dcp__arena arena;
-    dcp__st_tensor *tensors; /* by offset, then length, then name */
+    dcp__st_tensor *tensors; /* by offset, then length, then name; a block of the heap */
     size_t n_tensors;
     dcp__strmap by_name;   /* -> index in tensors */
     uint64_t header_bytes; /* 8 + h */
