@@ -65,6 +65,38 @@ typedef struct dcp_diff_report {
 DCP_API dcp_status dcp_diff(dcp_checkpoint *a, dcp_checkpoint *b, const dcp_diff_opts *opts, dcp_diff_report *report,
                             dcp_error *err);
 
+/* ---- Hugging Face shards ---- */
+
+typedef struct dcp_hf_save_opts {
+    size_t struct_size;
+    dcp_storage *storage;   /* where path is a name; NULL: the local file system. Borrowed. */
+    bool overwrite;         /* replace the shards of an older save; otherwise EXISTS */
+    bool no_sync;           /* do not make anything durable before publishing it */
+    bool drop_objects;      /* leave out what is no tensor; otherwise UNSUPPORTED, which names one */
+    dcp_comm *comm;         /* the group that saves together; NULL: this process alone. Borrowed. */
+    dcp_failures *failures; /* out: the ranks that failed, and why; NULL: not wanted */
+} dcp_hf_save_opts;
+
+#define DCP_HF_SAVE_OPTS_INIT DCP_INIT(dcp_hf_save_opts)
+
+/* What this rank did. */
+typedef struct dcp_hf_save_report {
+    size_t struct_size;
+    size_t n_tensors, n_files; /* written */
+    uint64_t bytes;            /* in files */
+} dcp_hf_save_report;
+
+#define DCP_HF_SAVE_REPORT_INIT DCP_INIT(dcp_hf_save_report)
+
+/* Saves the tensors of a state as Hugging Face shards: each rank its own chunks, in a file shard-<rank + 1>-model-.. of its own
+ * (more of them if it has several chunks of one tensor), with their offsets as PyTorch's HuggingFaceStorageReader wants them and
+ * with the global shapes. What several ranks hold is written by one. dcp_convert makes whole tensors of the directory. With
+ * opts->comm collective. Replacing an older save is not atomic: the form has no mark of being complete. opts and report may be
+ * NULL. Errors: EXISTS, ARG (chunks that overlap or leave gaps), UNSUPPORTED (an object, a dtype, memory of a device), LIMIT, IO,
+ * NOSPACE, NOMEM; with opts->comm all of these as PEER. */
+DCP_API dcp_status dcp_hf_save(dcp_context *ctx, const char *path, dcp_value *state, const dcp_hf_save_opts *opts,
+                               dcp_hf_save_report *report, dcp_error *err);
+
 /* ---- tensors that are stored as small numbers and scales ---- */
 
 /* Two forms are known, by the names of two tensors of one checkpoint:

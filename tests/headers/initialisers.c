@@ -38,4 +38,6 @@ void use_initialisers(void)
     USE(dcp_diff_report, DCP_DIFF_REPORT_INIT);
     USE(dcp_convert_opts, DCP_CONVERT_OPTS_INIT);
     USE(dcp_convert_report, DCP_CONVERT_REPORT_INIT);
+    USE(dcp_hf_save_opts, DCP_HF_SAVE_OPTS_INIT);
+    USE(dcp_hf_save_report, DCP_HF_SAVE_REPORT_INIT);
 }

@@ -247,12 +247,29 @@ static void add_names(dcp_value *state)
     put(state, "", integer(2));
 }
 
+/* Hugging Face shards of the tensors that PyTorch's reader can put together. */
+static int save_shards(const char *path)
+{
+    dcp_hf_save_opts opts = DCP_HF_SAVE_OPTS_INIT;
+    dcp_value *state = dict();
+    opts.no_sync = true;
+    add_sharded(state);
+    put(state, "plain", view(DCP_UINT8, SHAPE(4), NULL, fill(DCP_UINT8, 4, 105)));
+    put(state, "scalar", view(DCP_FLOAT32, 0, NULL, NULL, fill(DCP_FLOAT32, 4, 106)));
+    must(dcp_hf_save(NULL, path, state, &opts, NULL, &err));
+    dcp_value_free(state);
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     const char *form = argc > 3 ? argv[3] : "plain";
     dcp_save_opts opts = DCP_SAVE_OPTS_INIT;
     if (argc < 3) {
         return 2;
+    }
+    if (strcmp(form, "hf") == 0) {
+        return save_shards(argv[1]);
     }
     dcp_value *state = dict();
     add_dtypes(state, atoi(argv[2]));

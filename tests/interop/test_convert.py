@@ -12,8 +12,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import format_utils
 
-from common import RELEASE, TOOL, digest, digests, main, run, tensor_bytes, torch_load
-from test_library import flat, state
+from common import RELEASE, SAVE_STATE, TOOL, digest, digests, main, run, tensor_bytes, torch_load
+from test_library import fill, flat, state
 
 # What safetensors files can hold, by PyTorch's names.
 SAFETENSORS_DTYPES = (
@@ -180,6 +180,19 @@ class Convert(unittest.TestCase):
         target = {"a": torch.zeros(8, 4), "b": torch.zeros(5, dtype=torch.int64)}
         dcp.load(target, storage_reader=dcp.HuggingFaceStorageReader(str(self.dir / "hf")), no_dist=True)
         self.assertEqual(digests(target), digests(content))
+
+    @unittest.skipIf(RELEASE < (2, 9), "no HuggingFaceStorageReader")
+    def test_pytorchs_hf_reader_reads_our_shards(self):
+        run(SAVE_STATE, self.dir / "shards", 0, "hf")
+        names = sorted(path.name for path in (self.dir / "shards").iterdir())
+        self.assertEqual(names, [f"shard-00001-model-{i:05}-of-00004.safetensors" for i in range(1, 5)])
+        expected = {"sharded": fill(torch.int32, 63, 103).reshape(7, 9), "plain": fill(torch.uint8, 4, 105),
+                    "scalar": fill(torch.float32, 1, 106).reshape(())}
+        target = {key: torch.zeros_like(value) for key, value in expected.items()}
+        dcp.load(target, storage_reader=dcp.HuggingFaceStorageReader(str(self.dir / "shards")), no_dist=True)
+        self.assertEqual(digests(target), digests(expected))
+        convert(self.dir / "shards", self.dir / "whole", "hf")
+        self.assertEqual(digests(safetensors.torch.load_file(self.dir / "whole" / "model.safetensors")), digests(expected))
 
     # ---- casts ----
 
