@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing to build (and test, and fuzz) libdcp on Debian and Ubuntu. Does nothing when all is there.
 #
-#     scripts/deps.sh [build] [test] [fuzz] [interop]       (default: build)
+#     scripts/deps.sh [build] [test] [fuzz] [interop] [python]       (default: build)
 #
 # Uses apt-get as root or through sudo. On other systems it names what is needed and leaves it to the caller.
 set -euo pipefail
@@ -12,6 +12,7 @@ test_packages=(g++ valgrind libopenmpi-dev openmpi-bin libmpich-dev mpich)
 # The second of a pair will do where a release does not have the first.
 clang_packages=(clang-14:clang clang-format-14:clang-format clang-tidy-14:clang-tidy)
 interop_packages=(python3 python3-venv)
+python_packages=(python3 python3-dev python3-venv python3-pip)
 fuzz_packages=(clang-14:clang libclang-rt-14-dev:libclang-rt-dev)
 
 has_package() {
@@ -34,7 +35,8 @@ wanted_packages() {
             test) printf '%s\n' "${test_packages[@]}" "${clang_packages[@]}" ;;
             fuzz) printf '%s\n' "${fuzz_packages[@]}" ;;
             interop) printf '%s\n' "${interop_packages[@]}" ;;
-            *) echo "deps.sh: unknown group '$group' (build, test, fuzz, interop)" >&2; return 2 ;;
+            python) printf '%s\n' "${python_packages[@]}" ;;
+            *) echo "deps.sh: unknown group '$group' (build, test, fuzz, interop, python)" >&2; return 2 ;;
         esac
     done | sort -u
 }

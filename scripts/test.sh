@@ -112,7 +112,7 @@ clang_build() {
 style() {
     local formatter
     formatter=$(command -v clang-format-14) || { echo "clang-format-14 is not installed: not checked"; return 0; }
-    find include src cli tests fuzz examples -name '*.[ch]' -not -path 'tests/golden/*' -print0 |
+    find include src cli python tests fuzz examples -name '*.[ch]' -not -path 'tests/golden/*' -print0 |
         xargs -0 "$formatter" --dry-run -Werror
 }
 
@@ -120,7 +120,7 @@ lint() {
     local linter
     linter=$(command -v clang-tidy-14) || { echo "clang-tidy-14 is not installed: not checked"; return 0; }
     # The build of clang knows no option that clang-tidy does not.
-    find src cli -name '*.c' -print0 | xargs -0 -n 4 -P "$jobs" "$linter" -p build-clang --quiet
+    find src cli python -name '*.c' -print0 | xargs -0 -n 4 -P "$jobs" "$linter" -p build-clang --quiet
 }
 
 closing_line() {
@@ -130,7 +130,7 @@ closing_line() {
 }
 
 main() {
-    local groups=(build test)
+    local groups=(build test python)
     [ $mode != long ] || groups+=(fuzz)
     scripts/deps.sh "${groups[@]}" || { failed=1; return; }
 

@@ -2,8 +2,24 @@
 function(dcp_python_test folder name)
     add_test(NAME python.${folder}.${name}
         COMMAND ${PROJECT_SOURCE_DIR}/tests/python/run.sh ${PROJECT_BINARY_DIR} ${folder}/test_${name}.py ${ARGN})
-    set_tests_properties(python.${folder}.${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 300)
+    set_tests_properties(python.${folder}.${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 300 ENVIRONMENT "${DCP_PYTHON_TEST_ENV}")
 endfunction()
+
+# An interpreter without sanitizers loads theirs first. It keeps memory to its end, so leaks are counted by test_leaks.
+if(TARGET dcp_python AND DCP_SANITIZE MATCHES address AND CMAKE_C_COMPILER_ID STREQUAL GNU AND NOT DCP_TEST_WRAPPER)
+    set(preload)
+    foreach(library asan ubsan)
+        execute_process(COMMAND ${CMAKE_C_COMPILER} -print-file-name=lib${library}.so
+            OUTPUT_VARIABLE place OUTPUT_STRIP_TRAILING_WHITESPACE)
+        string(APPEND preload "${place} ")
+    endforeach()
+    set(DCP_PYTHON_TEST_ENV "DCP_PRELOAD=${preload}"
+        "ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1" "PYTHONMALLOC=malloc")
+    dcp_python_test(core extension)
+    foreach(name package golden slices interrupts leaks)
+        dcp_python_test(core ${name} numpy)
+    endforeach()
+endif()
 
 if(TARGET dcp_python AND NOT DCP_SANITIZE AND NOT DCP_TEST_WRAPPER)
     dcp_python_test(core extension)

@@ -108,6 +108,13 @@ int integers_from(PyObject *sequence, Py_ssize_t n, int64_t *out, const char *wh
 /* A tuple of n integers. */
 PyObject *integers_to(const int64_t *numbers, size_t n);
 
+/* ---- py_scalars.c ---- */
+
+/* A value of None, bool, int, float, complex, str, bytes or bytearray; *is_known is false for other types. */
+int scalar_from_python(PyObject *object, bool *is_known, dcp_value **out);
+/* The text of a str, UTF-8 or WTF-8. *holder (a new reference, or NULL) owns it where the str does not. */
+int str_from_python(PyObject *text, dcp_str *out, PyObject **holder);
+
 /* ---- py_tree_in.c ---- */
 
 typedef struct core_leaf {
@@ -146,7 +153,6 @@ PyObject *tree_object_of(const core_tree *t, const dcp_value *v);
  * alive by the memory of tensors. */
 PyObject *value_to_python(dcp_value *v, PyObject *tensor, PyObject *opaque, PyObject *owner);
 PyObject *str_to_python(dcp_str s);
-int str_from_python(PyObject *text, dcp_str *out, PyObject **holder);
 PyObject *path_to_python(const dcp_key *path, size_t n);
 int memory_init(PyObject *module);
 

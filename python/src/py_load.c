@@ -152,12 +152,12 @@ static dcp_value *convert_hook(void *user, dcp_str fqn, dcp_value *tensor, dcp_d
 
 /* ---- objects ---- */
 
-static void found_reset(dcp_context *ctx, found *f)
+static void found_reset(found *f)
 {
     free(f->fqn);
     free(f->path);
     dcp_value_free(f->value);
-    dcp_text_free(ctx, f->record);
+    dcp_text_free(NULL, f->record); /* all contexts here have the same allocator */
     *f = (found){0};
 }
 
@@ -316,19 +316,28 @@ static int finish_object(load_call *l, const found *f)
     return result;
 }
 
-static bool keep_found(load_call *l, const found *f)
+/* An empty one at the end of the list. */
+static found *new_found(load_call *l)
 {
     if (l->n_found == l->cap_found) {
         size_t cap = l->cap_found ? 2 * l->cap_found : 32;
         found *grown = realloc(l->found, cap * sizeof *grown);
         if (!grown) {
-            return false;
+            return NULL;
         }
         l->found = grown;
         l->cap_found = cap;
     }
-    l->found[l->n_found++] = *f;
-    return true;
+    l->found[l->n_found] = (found){0};
+    return &l->found[l->n_found++];
+}
+
+static dcp_status finish_at_once(load_call *l, const found *f, dcp_error *err)
+{
+    PyGILState_STATE gil = PyGILState_Ensure();
+    dcp_status status = finish_object(l, f) < 0 ? errors_take(&l->call.exception, err) : DCP_OK;
+    PyGILState_Release(gil);
+    return status;
 }
 
 /* In a group objects are finished at once, so that a failure is one of the load on all ranks; else when the caller's thread,
@@ -336,22 +345,19 @@ static bool keep_found(load_call *l, const found *f)
 static dcp_status object_hook(void *user, const dcp_load_object *object, dcp_error *err)
 {
     load_call *l = user;
-    found f = {0};
     if (l->call.exception) {
         return dcp_error_set(err, DCP_CANCELED, "a callback raised an exception");
     }
-    dcp_status status = copy_names(object, &f) ? read_found(l, object, &f, err) : dcp_error_set(err, DCP_NOMEM, "out of memory");
-    if (status == DCP_OK && !l->in_group) {
-        status = keep_found(l, &f) ? DCP_OK : dcp_error_set(err, DCP_NOMEM, "out of memory");
-        if (status == DCP_OK) {
-            return status;
-        }
-    } else if (status == DCP_OK) {
-        PyGILState_STATE gil = PyGILState_Ensure();
-        status = finish_object(l, &f) < 0 ? errors_take(&l->call.exception, err) : DCP_OK;
-        PyGILState_Release(gil);
+    found *f = new_found(l);
+    if (!f || !copy_names(object, f)) {
+        return dcp_error_set(err, DCP_NOMEM, "out of memory");
     }
-    found_reset(NULL, &f);
+    dcp_status status = read_found(l, object, f, err);
+    if (status == DCP_OK && l->in_group) {
+        status = finish_at_once(l, f, err);
+        found_reset(f);
+        l->n_found--;
+    }
     return status;
 }
 
@@ -433,7 +439,7 @@ static PyObject *load(load_args *a)
         result = status == DCP_OK && !l.call.exception ? result_of(&l) : NULL;
     }
     for (size_t i = 0; i < l.n_found; i++) {
-        found_reset(NULL, &l.found[i]);
+        found_reset(&l.found[i]);
     }
     free(l.found);
     if (call_end(&l.call, status) < 0) {

@@ -180,6 +180,7 @@ static PyObject *write_all(shared_args *a, const char *prefix, PyObject *items)
         a->opts.progress = call_progress;
         a->opts.user = &call;
         status = call_run(&call, do_write, &j, true);
+        a->opts.user = NULL;
     }
     if (call_end(&call, status) == 0 && made == 0) {
         result = written_to_python(&j);

@@ -43,9 +43,9 @@ done
 
 while IFS=: read -r file line text; do
     complain "$file:$line: internal header: $text"
-done < <(grep -rnE '^ *# *include +["<](base|state|format|plan|storage|device|comm|engine|\.\.)/' include cli examples \
+done < <(grep -rnE '^ *# *include +["<](base|state|format|plan|storage|device|comm|engine|\.\.)/' include cli examples python \
     --include='*.[ch]' 2>/dev/null || true)
 
-twice=$(find src cli -name '*.c' -printf '%f\n' | sort | uniq -d)
+twice=$(find src cli python -name '*.c' -printf '%f\n' | sort | uniq -d)
 [ -z "$twice" ] || complain "names used twice: $twice"
 exit $failed

@@ -13,4 +13,5 @@ for module in "$@"; do
 done
 export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1
 export PYTHONPATH=$build/python:$here${PYTHONPATH:+:$PYTHONPATH}
+export LD_PRELOAD=${DCP_PRELOAD-} # of a sanitizer
 exec "$python" -X faulthandler "$here/$test"

@@ -43,7 +43,8 @@ class Leaks(unittest.TestCase):
             grown.append(sys.getallocatedblocks() - blocks)
             memory.append(resident_bytes() - memory_before)
         self.assertLess(min(grown), ROUNDS // 4, grown)
-        self.assertLess(min(memory), ROUNDS * 64, memory)
+        if "ASAN_OPTIONS" not in os.environ:  # which keeps what was freed for a while
+            self.assertLess(min(memory), ROUNDS * 64, memory)
         now = [sys.getrefcount(o) for o in objects]
         for i, (before, after) in enumerate(zip(refs, now)):
             shared = objects[i] is None or objects[i] is True  # others use these as well
