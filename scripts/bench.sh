@@ -35,6 +35,7 @@ if "$python" -c 'import torch' 2>/dev/null; then
     "$python" bench/bench_torch.py "$memory" "$mib" 3
 fi
 "$bin/bench_slice"
+"$bin/bench_share" "$memory" 256 "$runs"
 
 # All files stay in the page cache, if it is large enough: the commands take turns on the same ones.
 "$bin/bench_make_checkpoint" "$work/big" $((gib * 16))

@@ -65,6 +65,9 @@ typedef struct dcp_load_opts {
     bool (*progress)(void *user, uint64_t done_bytes, uint64_t total_bytes);
     const dcp_error *failed; /* why this rank cannot take part: the others learn of it; NULL: it can. The state is not used. */
     void *stream;            /* as in dcp_read_opts */
+    /* With comm: what several ranks want is read by one of them, which sends it to the others, unless this is set on any rank.
+     * For storages that are faster than the connection between the ranks. */
+    bool no_read_once;
 } dcp_load_opts;
 
 #define DCP_LOAD_OPTS_INIT DCP_INIT_WITH(dcp_load_opts, open, DCP_OPEN_OPTS_INIT)
@@ -89,15 +92,18 @@ typedef struct dcp_load_report {
     size_t n_tensors, n_objects; /* loaded */
     uint64_t bytes;              /* of the tensors loaded */
     double plan_seconds, read_seconds;
+    uint64_t read_bytes;     /* of the tensors loaded, what this rank has read from the storage, for itself or for others too */
+    uint64_t received_bytes; /* .. and what it has got from other ranks */
 } dcp_load_report;
 
 #define DCP_LOAD_REPORT_INIT DCP_INIT(dcp_load_report)
 
 /* Loads path into state; with opts->comm collective: each rank brings a state of its own, with other chunks of the same tensors
  * or other names altogether. Shapes, dtypes and kinds must agree; all differences are found before anything is changed, and the
- * error names the first eight. report may be NULL and is filled also after MISMATCH and NOT_FOUND. Errors: NOT_FOUND (missing
- * names, or no checkpoint), MISMATCH, and those of dcp_checkpoint_open and dcp_read_many; with opts->comm all of these as PEER,
- * on every rank, and STATE if the ranks found different checkpoints. */
+ * error names the first eight. Parts of tensors that several ranks want are read by one of them and sent to the others
+ * (docs/design/ranks.md). report may be NULL and is filled also after MISMATCH and NOT_FOUND. Errors: NOT_FOUND (missing names,
+ * or no checkpoint), MISMATCH, and those of dcp_checkpoint_open and dcp_read_many; with opts->comm all of these as PEER, on every
+ * rank, and STATE if the ranks found different checkpoints. */
 DCP_API dcp_status dcp_load(dcp_context *ctx, const char *path, dcp_value *state, const dcp_load_opts *opts,
                             dcp_load_report *report, dcp_error *err);
 

@@ -13,16 +13,15 @@ static dcp_comm_send *sends_of(dcp_context *ctx, const dcp__mail *mail, int worl
     return send;
 }
 
-/* Sends a mail, whatever became of it on this rank, and drops it. */
-static dcp_status exchange_mail(dcp__group_plan *g, dcp_status mine, dcp__mail *mail, dcp__parts *out, dcp_error *err)
+dcp_status dcp__exchange_mail(const dcp__step *step, dcp_status mine, dcp__mail *mail, dcp__parts *out, dcp_error *err)
 {
     dcp_comm_send *send = NULL;
     if (mine == DCP_OK && mail->start) { /* else there is nothing for anybody */
-        send = sends_of(g->step.ctx, mail, g->opts.world);
+        send = sends_of(step->ctx, mail, dcp__step_size(step));
         mine = send ? DCP_OK : dcp__nomem(err);
     }
-    dcp_status status = dcp__exchange(&g->step, mine, send, out, err);
-    dcp__free(g->step.ctx, send);
+    dcp_status status = dcp__exchange(step, mine, send, out, err);
+    dcp__free(step->ctx, send);
     if (mail->start) {
         dcp__mail_reset(mail);
     }
@@ -134,14 +133,14 @@ static dcp_status plan_anew(dcp__group_plan *g, dcp_status mine, const dcp__dige
     dcp__buf_init(&offer, g->step.ctx);
     mine = mine == DCP_OK ? dcp__local_encode(g->local, &g->hellos, content, &mail, err) : mine;
     g->sent_bytes = mine == DCP_OK ? mail.bytes.len : 0;
-    dcp_status status = exchange_mail(g, mine, &mail, &g->messages, err);
+    dcp_status status = dcp__exchange_mail(&g->step, mine, &mail, &g->messages, err);
     if (status == DCP_OK) {
         mine = collect(g, &offer, err);
         status = share(g, mine, &offer, &offers, err);
     }
     if (status == DCP_OK) {
         mine = assign(g, &offers, &mail, err);
-        status = exchange_mail(g, mine, &mail, &verdicts, err);
+        status = dcp__exchange_mail(&g->step, mine, &mail, &verdicts, err);
     }
     if (status == DCP_OK) {
         status = dcp__agree(&g->step, accept_all(g, &verdicts, err), err);
@@ -212,7 +211,7 @@ dcp_status dcp__group_results(dcp__group_plan *g, dcp_status mine, const dcp__pl
     dcp__buf_init(&fragment, g->step.ctx);
     dcp__buf_init(&own_facts, g->step.ctx);
     mine = mine == DCP_OK ? dcp__local_results(g->local, placed, &mail, err) : mine;
-    dcp_status status = exchange_mail(g, mine, &mail, &results, err);
+    dcp_status status = dcp__exchange_mail(&g->step, mine, &mail, &results, err);
     if (status == DCP_OK) {
         mine = take_results(g, &results, &fragment, err);
         mine = mine == DCP_OK ? dcp__facts_encode(g->local, &g->hellos, files, n_files, &own_facts, err) : mine;

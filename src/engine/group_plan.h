@@ -18,6 +18,9 @@ typedef struct dcp__group_plan {
     uint64_t sent_bytes; /* plan messages of this rank */
 } dcp__group_plan;
 
+/* Collective. Sends a mail, whatever became of it on this rank, and drops it. */
+dcp_status dcp__exchange_mail(const dcp__step *step, dcp_status mine, dcp__mail *mail, dcp__parts *out, dcp_error *err);
+
 /* Collective. Decides who writes what: each rank brings its plan, or in `mine` and *err why it has none. content: digests to
  * compare replicas by, one for each item, NULL: none. cache may be NULL. Reset in every case. Errors: PEER, and ARG or MISMATCH
  * inside it for faults of the plans. */

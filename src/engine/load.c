@@ -7,6 +7,7 @@
 #include "base/hash.h"
 #include "comm/collective.h"
 #include "engine/session.h"
+#include "engine/share.h"
 #include "state/containers.h"
 
 /* ---- objects ---- */
@@ -102,6 +103,33 @@ static dcp_status load_objects(dcp_checkpoint *ck, dcp_load_plan *plan, dcp_erro
 
 /* ---- steps ---- */
 
+static uint64_t bytes_of_requests(const dcp_load_plan *plan)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < plan->n_requests; i++) {
+        int64_t elems;
+        if (dcp_tensor_elems(&plan->requests[i].dst, &elems, NULL) == DCP_OK) {
+            bytes += (uint64_t)elems * dcp_dtype_bytes(plan->requests[i].dst.dtype);
+        }
+    }
+    return bytes;
+}
+
+static dcp_status finish_read(dcp_checkpoint *ck, dcp_load_plan *plan, dcp__share_bytes bytes, double start,
+                              dcp_load_report *report, dcp_error *err)
+{
+    dcp_status status = plan->object ? hand_over_objects(ck, plan, err) : load_objects(ck, plan, err);
+    if (status == DCP_OK && report) {
+        report->n_tensors = plan->n_requests;
+        report->n_objects = plan->n_objects;
+        report->bytes += bytes_of_requests(plan);
+        report->read_bytes = bytes.read;
+        report->received_bytes = bytes.received;
+        report->read_seconds = dcp__now() - start;
+    }
+    return status;
+}
+
 dcp_status dcp_load_read(dcp_checkpoint *ck, dcp_load_plan *plan, dcp_load_report *report, dcp_error *err)
 {
     if (!ck || !plan) {
@@ -110,21 +138,22 @@ dcp_status dcp_load_read(dcp_checkpoint *ck, dcp_load_plan *plan, dcp_load_repor
     double start = dcp__now();
     dcp_read_opts opts = {sizeof opts, plan->progress, plan->user, plan->stream};
     dcp_status status = dcp_read_many_with(ck, plan->requests, plan->n_requests, &opts, err);
-    if (status == DCP_OK) {
-        status = plan->object ? hand_over_objects(ck, plan, err) : load_objects(ck, plan, err);
-    }
-    if (status == DCP_OK && report) {
-        report->n_tensors = plan->n_requests;
-        report->n_objects = plan->n_objects;
-        for (size_t i = 0; i < plan->n_requests; i++) {
-            int64_t elems;
-            if (dcp_tensor_elems(&plan->requests[i].dst, &elems, NULL) == DCP_OK) {
-                report->bytes += (uint64_t)elems * dcp_dtype_bytes(plan->requests[i].dst.dtype);
-            }
-        }
-        report->read_seconds = dcp__now() - start;
-    }
-    return status;
+    dcp__share_bytes bytes = {bytes_of_requests(plan), 0};
+    return status == DCP_OK ? finish_read(ck, plan, bytes, start, report, err) : status;
+}
+
+/* Collective. The same for a group, whose ranks read for each other. */
+static dcp_status read_together(const dcp__step *step, dcp_checkpoint *ck, dcp_load_plan *plan, const dcp_load_opts *opts,
+                                dcp_load_report *report, dcp_error *err)
+{
+    double start = dcp__now();
+    dcp_read_opts read_opts = {sizeof read_opts, plan->progress, plan->user, plan->stream};
+    dcp__share share;
+    dcp__share_bytes bytes;
+    dcp_status status = dcp__share_plan(step, ck, DCP_OK, plan->requests, plan->n_requests, !opts->no_read_once, &share, err);
+    status = status == DCP_OK ? dcp__share_read(step, &share, &read_opts, &bytes, err) : status;
+    dcp__share_reset(&share);
+    return status == DCP_OK ? dcp__agree(step, finish_read(ck, plan, bytes, start, report, err), err) : status;
 }
 
 /* What a rank opened, for all to compare; 0 for checkpoints without a save id. */
@@ -169,7 +198,8 @@ static dcp_status load_together(dcp_context *ctx, dcp_checkpoint *ck, dcp_status
             report->plan_seconds = dcp__now() - start;
         }
         step.phase = "read";
-        status = dcp__agree(&step, dcp_load_read(ck, plan, report, err), err);
+        status = dcp__step_size(&step) > 1 ? read_together(&step, ck, plan, opts, report, err)
+                                           : dcp__agree(&step, dcp_load_read(ck, plan, report, err), err);
     }
     dcp_load_plan_free(plan);
     return status;

@@ -367,6 +367,29 @@ dcp_status dcp_item_check_crc(dcp_checkpoint *ck, const dcp_item *item, dcp_erro
     return status;
 }
 
+/* Carries a plan out, waits for the copies to devices, and resets it. */
+static dcp_status finish_plan(dcp_checkpoint *ck, dcp__read_plan *plan, dcp_status status, const dcp_read_opts *opts,
+                              dcp_error *err)
+{
+    status = status == DCP_OK ? carry_out(ck, plan, opts, err) : status;
+    if (status == DCP_OK && plan->transfer) {
+        status = dcp__transfer_sync(plan->transfer, err);
+    }
+    dcp__transfer_free(plan->transfer);
+    dcp__read_plan_reset(plan);
+    return status;
+}
+
+dcp_status dcp__read_pieces(dcp_checkpoint *ck, const dcp__piece *pieces, size_t n, const dcp_read_opts *opts, dcp_error *err)
+{
+    dcp__read_plan plan;
+    dcp_status status = dcp__plan_pieces(ck, pieces, n, &plan, err);
+    for (size_t i = 0; i < n && status == DCP_OK; i++) {
+        status = dcp__device_targets_use(ck->ctx, pieces[i].request, 1, opts->stream, &plan.transfer, err);
+    }
+    return finish_plan(ck, &plan, status, opts, err);
+}
+
 dcp_status dcp_read_many_with(dcp_checkpoint *ck, const dcp_read_request *requests, size_t n, const dcp_read_opts *opts,
                               dcp_error *err)
 {
@@ -381,13 +404,7 @@ dcp_status dcp_read_many_with(dcp_checkpoint *ck, const dcp_read_request *reques
     opts = opts ? opts : &defaults;
     dcp_status status = dcp__plan_read(ck, requests, n, &plan, err);
     status = status == DCP_OK ? dcp__device_targets_use(ck->ctx, requests, n, opts->stream, &plan.transfer, err) : status;
-    status = status == DCP_OK ? carry_out(ck, &plan, opts, err) : status;
-    if (status == DCP_OK && plan.transfer) {
-        status = dcp__transfer_sync(plan.transfer, err);
-    }
-    dcp__transfer_free(plan.transfer);
-    dcp__read_plan_reset(&plan);
-    return status;
+    return finish_plan(ck, &plan, status, opts, err);
 }
 
 dcp_status dcp_read_many(dcp_checkpoint *ck, const dcp_read_request *requests, size_t n, dcp_error *err)

@@ -231,17 +231,38 @@ static dcp_status plan_requests(dcp__read_plan *r, const dcp_read_request *reque
     return check_places(r, err);
 }
 
+static dcp_status order_pieces(dcp__read_plan *r, dcp_error *err)
+{
+    if (r->n_pieces == 0) {
+        return DCP_OK;
+    }
+    qsort_r(r->pieces, r->n_pieces, sizeof *r->pieces, compare_pieces, r);
+    dcp_status status = make_units(r, err);
+    return status == DCP_OK ? make_steps(r, err) : status;
+}
+
 dcp_status dcp__plan_read(dcp_checkpoint *ck, const dcp_read_request *requests, size_t n, dcp__read_plan *r, dcp_error *err)
 {
     *r = (dcp__read_plan){.ck = ck};
     dcp__arena_init(&r->arena, ck->ctx, UINT64_MAX);
     dcp_status status = plan_requests(r, requests, n, err);
-    if (status != DCP_OK || r->n_pieces == 0) {
-        return status;
+    return status == DCP_OK ? order_pieces(r, err) : status;
+}
+
+dcp_status dcp__plan_pieces(dcp_checkpoint *ck, const dcp__piece *pieces, size_t n, dcp__read_plan *r, dcp_error *err)
+{
+    *r = (dcp__read_plan){.ck = ck};
+    dcp__arena_init(&r->arena, ck->ctx, UINT64_MAX);
+    r->pieces = dcp__calloc(ck->ctx, n, sizeof *r->pieces);
+    if (!r->pieces) {
+        return dcp__nomem(err);
     }
-    qsort_r(r->pieces, r->n_pieces, sizeof *r->pieces, compare_pieces, r);
-    status = make_units(r, err);
-    return status == DCP_OK ? make_steps(r, err) : status;
+    for (; r->n_pieces < n; r->n_pieces++) {
+        r->pieces[r->n_pieces] = pieces[r->n_pieces];
+        r->bytes += pieces[r->n_pieces].bytes;
+    }
+    dcp_status status = check_places(r, err);
+    return status == DCP_OK ? order_pieces(r, err) : status;
 }
 
 void dcp__read_plan_reset(dcp__read_plan *r)

@@ -42,7 +42,11 @@ typedef struct dcp__read_plan {
 
 /* Checks the requests and plans them. The requests stay borrowed. Free the plan in every case. */
 dcp_status dcp__plan_read(dcp_checkpoint *ck, const dcp_read_request *requests, size_t n, dcp__read_plan *plan, dcp_error *err);
+/* The same for pieces that are known already, whose boxes stay borrowed too. Nothing is checked but that they have a place. */
+dcp_status dcp__plan_pieces(dcp_checkpoint *ck, const dcp__piece *pieces, size_t n, dcp__read_plan *plan, dcp_error *err);
 void dcp__read_plan_reset(dcp__read_plan *plan);
+/* Plans pieces and reads them. */
+dcp_status dcp__read_pieces(dcp_checkpoint *ck, const dcp__piece *pieces, size_t n, const dcp_read_opts *opts, dcp_error *err);
 
 /* ---- reading pieces, for the two ways of reading a step ---- */
 

@@ -76,12 +76,12 @@ static inline layout random_layout(test_random *rnd, const tensor *t)
     return l;
 }
 
-static inline void random_tensor(test_random *rnd, tensor *t, uint32_t number)
+static inline void random_tensor(test_random *rnd, tensor *t, uint32_t number, int most_dims, int64_t most)
 {
-    t->ndim = (int)test_random_below(rnd, MODEL_NDIM + 1);
+    t->ndim = (int)test_random_below(rnd, most_dims + 1);
     t->elems = 1;
     for (int d = 0; d < t->ndim; d++) {
-        t->extents[d] = test_random_below(rnd, 10) == 0 ? 0 : 1 + test_random_below(rnd, 7);
+        t->extents[d] = test_random_below(rnd, 10) == 0 ? 0 : 1 + test_random_below(rnd, most);
         t->elems *= t->extents[d];
     }
     t->dense = malloc((size_t)(t->elems + 1) * sizeof *t->dense);
@@ -92,19 +92,25 @@ static inline void random_tensor(test_random *rnd, tensor *t, uint32_t number)
     t->loaded = random_layout(rnd, t);
 }
 
-static inline void random_model(test_random *rnd, model *m)
+/* Tensors of at most so many dimensions, each of at most `most`. */
+static inline void random_model_of(test_random *rnd, model *m, int most_dims, int64_t most)
 {
     *m = (model){.n_tensors = 1 + (int)test_random_below(rnd, MODEL_TENSORS),
                  .n_saving = 1 + (int)test_random_below(rnd, 9),
                  .n_loading = 1 + (int)test_random_below(rnd, 9),
                  .save = DCP_SAVE_OPTS_INIT};
     for (int i = 0; i < m->n_tensors; i++) {
-        random_tensor(rnd, &m->tensors[i], (uint32_t)i);
+        random_tensor(rnd, &m->tensors[i], (uint32_t)i, most_dims, most);
     }
     assert_int_equal(dcp_storage_memory(NULL, &m->storage, NULL), DCP_OK);
     m->save.storage = m->storage;
     m->save.files = (int)test_random_below(rnd, 3);
     m->save.dedup_to_lowest = test_random_below(rnd, 2);
+}
+
+static inline void random_model(test_random *rnd, model *m)
+{
+    random_model_of(rnd, m, MODEL_NDIM, 7);
 }
 
 static inline void free_model(model *m)
