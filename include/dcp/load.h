@@ -126,6 +126,48 @@ DCP_API dcp_status dcp_read_load_object(const dcp_load_object *object, dcp_value
 DCP_API dcp_status dcp_load_read(dcp_checkpoint *ck, dcp_load_plan *plan, dcp_load_report *report, dcp_error *err);
 DCP_API void dcp_load_plan_free(dcp_load_plan *plan);
 
+/* ---- the state of an optimizer that has none yet ---- */
+
+/* What this rank holds of a parameter of a model that is itself cut among ranks (tensor parallelism). */
+typedef struct dcp_model_shard {
+    const char *name; /* of the parameter: the third key of the paths of its state */
+    int ndim;
+    dcp_box box; /* in the whole parameter */
+} dcp_model_shard;
+
+typedef struct dcp_optimizer_opts {
+    size_t struct_size;
+    dcp_open_opts open;
+    int rank, world;               /* of the ranks that split rows among them; world 0: one */
+    const dcp_model_shard *shards; /* NULL: parameters are whole but for that */
+    size_t n_shards;
+    dcp_comm
+        *comm; /* the ranks that load at the same time, so that all get the same result; NULL: this process alone. Borrowed. */
+    dcp_failures *failures; /* out: the ranks that failed, and why; NULL: not wanted */
+} dcp_optimizer_opts;
+
+#define DCP_OPTIMIZER_OPTS_INIT DCP_INIT_WITH(dcp_optimizer_opts, open, DCP_OPEN_OPTS_INIT)
+
+/* A loaded state and the memory of its tensors. */
+typedef struct dcp_optimizer dcp_optimizer;
+
+/* Loads what is stored below the top-level key `key` ("optim"), without a state to be filled: what there is, and its shapes, come
+ * from the checkpoint. Tensors of one element are whole; of larger ones this rank gets its rows, as torch.chunk cuts them (the
+ * last ranks may have none), of the tensor or of the model's shard of it, whose shape is then that of the sharded tensor; the
+ * rest are objects. Only the bytes that this rank gets are read. With opts->comm collective. Source: PyTorch's
+ * load_sharded_optimizer_state_dict. Errors: ARG, MISMATCH (a shard outside of its tensor), those of dcp_checkpoint_open,
+ * dcp_read_many and dcp_read_object; with opts->comm all of these as PEER. */
+DCP_API dcp_status dcp_load_optimizer(dcp_context *ctx, const char *path, const char *key, const dcp_optimizer_opts *opts,
+                                      dcp_optimizer **out, dcp_error *err);
+/* The tree, with `key` at its top; an empty dict if nothing is stored below it. Borrowed; its tensors are valid as long as the
+ * optimizer is. NULL for NULL. */
+DCP_API dcp_value *dcp_optimizer_state(const dcp_optimizer *optimizer);
+/* NULL is allowed. */
+DCP_API void dcp_optimizer_free(dcp_optimizer *optimizer);
+
+/* The device of a rank on a machine with n_local of that type: rank modulo n_local; 0 for CPU. */
+DCP_API dcp_device dcp_device_for_rank(dcp_device_type type, int rank, int n_local);
+
 #ifdef __cplusplus
 }
 #endif

@@ -100,9 +100,11 @@ static dcp_status assign_files(hf_save *h, dcp_error *err)
             continue;
         }
         status = dcp__strmap_add(&names, h->plan->items[i].fqn, i, &first, err);
-        first = first == UINT64_MAX ? i : first;
-        h->file_of[i] = counts[first]++;
-        h->n_files = counts[first] > h->n_files ? counts[first] : h->n_files;
+        if (status == DCP_OK) {
+            first = first == UINT64_MAX ? i : first;
+            h->file_of[i] = counts[first]++;
+            h->n_files = counts[first] > h->n_files ? counts[first] : h->n_files;
+        }
     }
     dcp__strmap_reset(&names);
     dcp__free(h->ctx, counts);

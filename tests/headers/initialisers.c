@@ -34,6 +34,7 @@ void use_initialisers(void)
     USE(dcp_stager_opts, DCP_STAGER_OPTS_INIT);
     USE(dcp_stager_info, DCP_STAGER_INFO_INIT);
     USE(dcp_op_progress, DCP_OP_PROGRESS_INIT);
+    USE(dcp_optimizer_opts, DCP_OPTIMIZER_OPTS_INIT);
     USE(dcp_diff_opts, DCP_DIFF_OPTS_INIT);
     USE(dcp_diff_report, DCP_DIFF_REPORT_INIT);
     USE(dcp_convert_opts, DCP_CONVERT_OPTS_INIT);
