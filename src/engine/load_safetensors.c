@@ -51,8 +51,9 @@ dcp_status dcp__load_safetensors(dcp_checkpoint *ck, const char **names, size_t 
     if (status == DCP_OK) {
         const char *content = index.data ? (const char *)index.data : ""; /* an empty index is one, though a bad one */
         dcp_str text = {has_index ? content : NULL, index.len};
-        status = ck->layout == DCP_LAYOUT_SAFETENSORS ? dcp__safetensors_metadata(ck->ctx, files, &ck->meta, err)
-                                                      : dcp__hf_metadata(ck->ctx, files, n, text, ck->allow_shard_gaps, &ck->meta, err);
+        status = ck->layout == DCP_LAYOUT_SAFETENSORS
+                     ? dcp__safetensors_metadata(ck->ctx, files, &ck->meta, err)
+                     : dcp__hf_metadata(ck->ctx, files, n, text, ck->allow_shard_gaps, &ck->meta, err);
     }
 done:
     dcp__buf_reset(&index);
