@@ -63,12 +63,14 @@ EXPORT int aclInit(const char *config)
 {
     (void)config;
     int injected = core_enter("aclInit");
-    return injected ? injected : __atomic_exchange_n(&is_initialised, true, __ATOMIC_ACQ_REL) ? REPEAT_INITIALIZE : 0;
+    return injected ? injected
+                    : core_log(__atomic_exchange_n(&is_initialised, true, __ATOMIC_ACQ_REL) ? REPEAT_INITIALIZE : 0, "aclInit");
 }
 
 EXPORT int aclFinalize(void)
 {
     ENTER("aclFinalize");
+    core_log(0, "aclFinalize");
     __atomic_store_n(&is_initialised, false, __ATOMIC_RELEASE);
     return 0;
 }
@@ -87,7 +89,7 @@ EXPORT int aclrtSetDevice(int32_t device)
         return INVALID_DEVICE;
     }
     current = device;
-    return 0;
+    return core_log(0, "aclrtSetDevice %d", device);
 }
 
 EXPORT int aclrtGetDevice(int32_t *device)
@@ -225,7 +227,7 @@ EXPORT int aclrtHostRegister(void *ptr, uint64_t n, int type, void **device_ptr)
         return NOT_SUPPORTED;
     }
     *device_ptr = ptr;
-    return do_register(ptr, n);
+    return core_log(do_register(ptr, n), "aclrtHostRegister %p %llu %d on %d", ptr, (unsigned long long)n, type, current);
 }
 
 #ifndef WITHOUT_V2
@@ -249,7 +251,8 @@ EXPORT int aclrtHostUnregister(void *ptr)
 {
     ENTER("aclrtHostUnregister");
     NEED_CONTEXT();
-    return core_unregister(ptr, current) == CORE_OK ? 0 : core_is_old() ? DRIVER_INTERNAL : NOT_REGISTERED;
+    int code = core_unregister(ptr, current) == CORE_OK ? 0 : core_is_old() ? DRIVER_INTERNAL : NOT_REGISTERED;
+    return core_log(code, "aclrtHostUnregister %p on %d", ptr, current);
 }
 #endif
 

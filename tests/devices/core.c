@@ -1,6 +1,8 @@
 #include "devices/core.h"
 
+#include <fcntl.h>
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,19 +35,51 @@ static call *call_of(const char *name)
     abort();
 }
 
+static int failure_of_environment(const char *name, int n)
+{
+    const char *fail = getenv("FAKE_FAIL");
+    size_t len = strlen(name);
+    if (!fail || strncmp(fail, name, len) != 0 || fail[len] != '=') {
+        return 0;
+    }
+    const char *nth = strchr(fail, '@');
+    return !nth || atoi(nth + 1) == n ? atoi(fail + len + 1) : 0;
+}
+
 int core_enter(const char *name)
 {
     pthread_mutex_lock(&lock);
     call *c = call_of(name);
     c->n++;
-    int code = c->fail_in > 0 && --c->fail_in == 0 ? c->code : 0;
+    int code = c->fail_in > 0 && --c->fail_in == 0 ? c->code : failure_of_environment(name, c->n);
     pthread_mutex_unlock(&lock);
     return code;
+}
+
+int core_log(int result, const char *fmt, ...)
+{
+    const char *path = getenv("FAKE_LOG");
+    int fd = path ? open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600) : -1;
+    if (fd < 0) {
+        return result;
+    }
+    char text[160], line[200];
+    va_list arguments;
+    va_start(arguments, fmt);
+    vsnprintf(text, sizeof text, fmt, arguments);
+    va_end(arguments);
+    int n = snprintf(line, sizeof line, "%d %s = %d\n", (int)getpid(), text, result);
+    if (write(fd, line, (size_t)n) != n) {
+        abort();
+    }
+    close(fd);
+    return result;
 }
 
 void core_note(const char *what)
 {
     core_enter(what);
+    core_log(0, "note %s", what);
 }
 
 int fake_count(const char *name)

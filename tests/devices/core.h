@@ -29,6 +29,10 @@ EXPORT int fake_count(const char *call);
 EXPORT void fake_fail(const char *call, int n, int code);
 /* The n-th piece of work from now on that any stream does fails: whoever waits for the stream gets code. */
 EXPORT void fake_fail_work(int n, int code);
+/* For programs that cannot call these: FAKE_FAIL="name=code" in the environment makes each call of that name return code, with
+ * "@3" behind it the third. FAKE_LOG names a file to which calls that set devices or register memory append "<pid> <call> =
+ * <result>". */
+
 /* Each piece of work takes so long. */
 EXPORT void fake_delay_us(int us);
 /* Registrations that there are. */
@@ -53,6 +57,8 @@ typedef struct core_event core_event;
 /* Counts a call; the code that it is to fail with, 0: none. */
 int core_enter(const char *call);
 void core_note(const char *what);
+/* Appends to the log, if there is one. Returns result. */
+int core_log(int result, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 bool core_is_device(const void *ptr, size_t n, int *device);
 
