@@ -1,6 +1,6 @@
 """The extension. For libdcp's own packages: what programs use is in libdcp and libdcp.torch."""
 import os
-from collections.abc import Buffer, Callable, Mapping, Sequence
+from collections.abc import Buffer, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 __version__: str
@@ -116,3 +116,4 @@ def write_items(path: _Path, prefix: str, items: Sequence[_Descriptor | Buffer],
                 sync: bool = True, transform: str | None = None, serialization: str = "torch_save", threads: int = 0,
                 memory_bytes: int = 0, align_payloads: bool = False,
                 progress: _Progress | None = None) -> list[tuple[str, int, int]]: ...
+def copy_many(copies: Iterable[tuple[int, int, int]], threads: int = 2) -> int: ...  # (target address, source address, bytes)

@@ -186,6 +186,10 @@ void checkpoint_enter(PyObject *object);
 void checkpoint_leave(PyObject *object);
 
 PyObject *save_report_to_python(const dcp_save_report *r);
+/* ---- py_copy.c ---- */
+
+PyObject *core_copy_many(PyObject *module, PyObject *args, PyObject *kwargs);
+
 /* Dicts of reports: each sets dict[key] and returns -1 on failure. */
 int put(PyObject *dict, const char *key, PyObject *value); /* steals value, which may be NULL with an exception */
 

@@ -46,6 +46,9 @@ static PyMethodDef functions[] = {
      "threads=0, memory_bytes=0, align_payloads=False, progress=None)\n--\n\n"
      "Writes tensor descriptors and finished records (bytes-like) to <prefix><n>.distcp, which must not be there yet. Returns\n"
      "(file, offset, length) of each. After a failure none of its files is left."},
+    {"copy_many", WITH_KEYWORDS(core_copy_many),
+     "copy_many(copies, threads=2)\n--\n\nCopies host memory, given as (target address, source address, bytes). The caller keeps "
+     "it alive."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,6 +1,7 @@
 """libdcp._core by itself: Python's own types and the buffer protocol, no NumPy, no torch."""
 import array
 import collections
+import ctypes
 import gc
 import logging
 import os
@@ -460,6 +461,35 @@ class LowLevel(Case):
         self.write(0, "")
         with self.assertRaises(_core.ExistsError):
             self.write(0, "")
+
+
+class Copies(unittest.TestCase):
+    def test_copies_by_threads(self):
+        """Ranges of all sizes, also beyond what one thread takes at a time; what lies between them stays."""
+        sizes = [0, 1, 4097, 70 << 20, 3]
+        source = array.array("Q", range(sum(sizes) // 8 + 1)).tobytes()
+        target = bytearray(len(source))
+        base = ctypes.addressof(ctypes.c_char.from_buffer(target))
+        from_base = ctypes.cast(ctypes.c_char_p(source), ctypes.c_void_p).value
+        for threads in (0, 1, 2, 40):
+            target[:] = bytes(len(target))
+            copies, at = [], 1
+            for size in sizes:
+                copies.append((base + at, from_base + at, size))
+                at += size
+            self.assertEqual(_core.copy_many(iter(copies), threads), sum(sizes))
+            self.assertEqual(target[0], 0)
+            self.assertTrue(target[1:at] == source[1:at])
+            self.assertFalse(any(target[at:]))
+
+    def test_what_is_no_copy(self):
+        for copies, error in (([(1, 2)], TypeError), ([3], TypeError), (3, TypeError), ([(0, 1, 1)], ValueError),
+                              ([(1, 0, 1)], ValueError), ([(1, 1, -1)], ValueError), ([("a", 1, 1)], TypeError)):
+            with self.subTest(copies), self.assertRaises(error):
+                _core.copy_many(copies)
+        with self.assertRaises(ZeroDivisionError):
+            _core.copy_many(1 // 0 for _ in range(3))
+        self.assertEqual(_core.copy_many([]), 0)
 
 
 if __name__ == "__main__":
