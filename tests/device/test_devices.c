@@ -189,6 +189,7 @@ static void devices__the_callers_stream_is_waited_for(void **unused)
                 l->kernel(other, memory, MIB, 99, 0); /* the state is the caller's again */
                 assert_int_equal(dcp_op_wait(op, 0, NULL, NULL), DCP_OK);
                 dcp_op_free(op);
+                l->await(other);
             }
             dcp_open_opts in = DCP_OPEN_OPTS_INIT;
             dcp_checkpoint *ck;

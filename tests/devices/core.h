@@ -46,6 +46,7 @@ EXPORT void fake_be_old(bool is_old);
 EXPORT void *fake_peek(const void *device_ptr);
 /* Puts work into a stream: sleeps, then fills. */
 EXPORT void fake_kernel(void *stream, void *device_ptr, size_t n, int value, int ms);
+EXPORT int fake_await(void *stream); /* waits for all work in it */
 EXPORT void *fake_alloc(int device, size_t n);
 EXPORT void fake_free(void *device_ptr);
 

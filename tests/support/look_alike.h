@@ -32,8 +32,7 @@ typedef struct look_alike {
     void (*kernel)(void *stream, void *device_ptr, size_t n, int value, int ms);
     void *(*alloc)(int device, size_t n);
     void (*free)(void *device_ptr);
-    int (*stream_create)(void **stream); /* vendor's; on the current device */
-    int (*stream_destroy)(void *stream);
+    int (*await)(void *stream); /* all that is in it is done */
     void *handle;
 } look_alike;
 
@@ -76,6 +75,7 @@ static inline look_alike look_alike_open(dcp_device_type type, const char *libra
     look_alike_find(&l, "fake_kernel", &l.kernel);
     look_alike_find(&l, "fake_alloc", &l.alloc);
     look_alike_find(&l, "fake_free", &l.free);
+    look_alike_find(&l, "fake_await", &l.await);
     l.reset();
     return l;
 }
