@@ -29,6 +29,9 @@ if(TARGET dcp_python AND NOT DCP_SANITIZE AND NOT DCP_TEST_WRAPPER)
     dcp_python_test(core slices numpy)
     dcp_python_test(core interrupts numpy)
     dcp_python_test(core leaks numpy)
+    dcp_python_test(core devices)
+    set_property(TEST python.core.devices APPEND PROPERTY ENVIRONMENT
+        "LD_LIBRARY_PATH=${PROJECT_BINARY_DIR}/tests/devices/cuda:${PROJECT_BINARY_DIR}/tests/devices/acl")
     add_test(NAME python.wheel
         COMMAND ${PROJECT_SOURCE_DIR}/tests/python/wheel.sh ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR})
     set_tests_properties(python.wheel PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 900)

@@ -7,8 +7,8 @@ __version__: str
 
 _Path = str | bytes | os.PathLike[Any]
 _Progress = Callable[[int, int], Any]
-# ("t", dtype, shape, strides in elements or None, address, keepalive); ("s", dtype, global shape, [(offsets, shape, strides or None,
-# address), ...], keepalive); ("b", object with the buffer protocol); ("d", DLPack capsule); ("m", mapping); ("l", list)
+# ("t", dtype, shape, strides in elements or None, address, keepalive[, device]); ("s", dtype, global shape, [(offsets, shape, strides or
+# None, address[, device]), ...], keepalive), device: "cpu", "cuda:0", "npu:1"; ("b", object with the buffer protocol); ("d", DLPack capsule); ("m", mapping); ("l", list)
 _Descriptor = tuple[Any, ...]
 _Describe = Callable[[Any], _Descriptor | None]
 _MakeTensor = Callable[[str, tuple[int, ...], Memory | None], Any]
@@ -72,7 +72,7 @@ class Checkpoint:
     def rows(self) -> list[_Row]: ...
     def read(self, fqn: str, offsets: Sequence[int] | None, sizes: Sequence[int] | None, descriptor: _Descriptor, /) -> None: ...
     def read_many(self, requests: Sequence[tuple[str, Sequence[int] | None, Sequence[int] | None, _Descriptor]], *,
-                  progress: _Progress | None = None) -> None: ...
+                  progress: _Progress | None = None, stream: int | None = None) -> None: ...
     def object_bytes(self, fqn: str, /) -> bytes: ...
     def object(self, fqn: str, *, make_tensor: _MakeTensor | None = None, make_opaque: _MakeOpaque | None = None) -> Any: ...
     def tree(self, *, make_tensor: _MakeTensor | None = None, make_opaque: _MakeOpaque | None = None,
@@ -98,7 +98,8 @@ def save(path: _Path, tree: Mapping[Any, Any], *, describe: _Describe, pickle: C
          save_id: str | None = None, checkpoint_id: str | None = None, dedup_to_lowest: bool = False, check_content: bool = False,
          per_rank: Sequence[str] = (), cache: PlanCache | None = None, rank_local: tuple[int, int] | None = None, threads: int = 0,
          memory_bytes: int = 0, on_failure: Literal["return", "warn"] | str = "return", progress: _Progress | None = None,
-         tensor_types: tuple[type, ...] = (), align_payloads: bool = False) -> dict[str, Any]: ...
+         tensor_types: tuple[type, ...] = (), align_payloads: bool = False, stream: int | None = None,
+         copy_ahead_bytes: int = ...) -> dict[str, Any]: ...
 def load(source: _Path | Checkpoint, tree: dict[Any, Any], *, describe: _Describe,
          load_object: Callable[[str, bytes], Any] | None = None,
          convert: Callable[[str, Any, str], _Descriptor | None] | None = None, group: Group | None = None, partial: bool = False,
@@ -107,7 +108,8 @@ def load(source: _Path | Checkpoint, tree: dict[Any, Any], *, describe: _Describ
          difference: Callable[[str, str, str], Any] | None = None, threads: int = 0, memory_bytes: int = 0,
          progress: _Progress | None = None, tensor_types: tuple[type, ...] = (), rank: int = -1,
          make_tensor: _MakeTensor | None = None,
-         make_opaque: _MakeOpaque | None = None) -> tuple[dict[str, Any], list[tuple[tuple[Any, ...], str, Any]]]: ...
+         make_opaque: _MakeOpaque | None = None,
+         stream: int | None = None) -> tuple[dict[str, Any], list[tuple[tuple[Any, ...], str, Any]]]: ...
 def open(path: _Path, *, rank: int = -1, check_crc: bool = False, allow_outside: bool = False) -> Checkpoint: ...
 def latest(path: _Path, /) -> str: ...
 def claim(path: _Path, *, overwrite: bool = False, world: int = 1, sync: bool = True, save_id: str | None = None,
@@ -115,5 +117,5 @@ def claim(path: _Path, *, overwrite: bool = False, world: int = 1, sync: bool = 
 def write_items(path: _Path, prefix: str, items: Sequence[_Descriptor | Buffer], *, files: int = 1, file_per_item: bool = False,
                 sync: bool = True, transform: str | None = None, serialization: str = "torch_save", threads: int = 0,
                 memory_bytes: int = 0, align_payloads: bool = False,
-                progress: _Progress | None = None) -> list[tuple[str, int, int]]: ...
+                progress: _Progress | None = None, stream: int | None = None) -> list[tuple[str, int, int]]: ...
 def copy_many(copies: Iterable[tuple[int, int, int]], threads: int = 2) -> int: ...  # (target address, source address, bytes)

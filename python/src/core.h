@@ -103,6 +103,8 @@ dcp_value *value_from_descriptor(core_keep *keep, PyObject *descriptor, bool is_
 int tensor_from_descriptor(core_keep *keep, PyObject *descriptor, bool is_target, dcp_tensor *out,
                            int64_t numbers[2 * DCP_MAX_NDIM]);
 char descriptor_kind(PyObject *descriptor);
+/* The handle of a device's stream, an int; None or NULL: the default one. */
+int stream_from(PyObject *number, void **out);
 /* n integers of a sequence. */
 int integers_from(PyObject *sequence, Py_ssize_t n, int64_t *out, const char *what);
 /* A tuple of n integers. */

@@ -260,6 +260,7 @@ typedef struct job {
     dcp_checkpoint *ck;
     dcp_read_request *requests;
     size_t n;
+    void *stream;
     const dcp_item *item;
     dcp_value *value;
     char *record;
@@ -286,7 +287,7 @@ static int run(PyObject *self, job *j, core_work work, bool may_move, PyObject *
 static dcp_status do_read(void *arg, dcp_error *err)
 {
     job *j = arg;
-    dcp_read_opts opts = {.struct_size = sizeof opts, .progress = call_progress, .user = j};
+    dcp_read_opts opts = {.struct_size = sizeof opts, .progress = call_progress, .user = j, .stream = j->stream};
     return dcp_read_many_with(j->ck, j->requests, j->n, &opts, err);
 }
 
@@ -327,12 +328,12 @@ static uint64_t bytes_of(const dcp_read_request *requests, size_t n)
 }
 
 /* entries: a tuple of tuples. */
-static int read_entries(PyObject *self, PyObject *entries, PyObject *progress)
+static int read_entries(PyObject *self, PyObject *entries, PyObject *progress, void *stream)
 {
     const dcp_checkpoint *ck = checkpoint_of(self);
     core_keep keep = {0};
     size_t n = (size_t)PyTuple_Size(entries);
-    job j = {.n = n, .requests = PyMem_Calloc(n + 1, sizeof *j.requests)};
+    job j = {.n = n, .stream = stream, .requests = PyMem_Calloc(n + 1, sizeof *j.requests)};
     numbers *all = PyMem_Calloc(n + 1, sizeof *all);
     int result = !ck || keep_init(&keep) < 0 ? -1 : 0;
     if (result == 0 && (!j.requests || !all)) {
@@ -358,13 +359,15 @@ static int read_entries(PyObject *self, PyObject *entries, PyObject *progress)
 
 static PyObject *checkpoint_read_many(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"requests", "progress", NULL};
-    PyObject *requests, *progress = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$O:read_many", keywords, &requests, &progress)) {
+    static char *keywords[] = {"requests", "progress", "stream", NULL};
+    PyObject *requests, *progress = NULL, *number = NULL;
+    void *stream;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OO:read_many", keywords, &requests, &progress, &number) ||
+        stream_from(number, &stream) < 0) {
         return NULL;
     }
     PyObject *entries = PySequence_Tuple(requests);
-    int result = entries ? read_entries(self, entries, progress) : -1;
+    int result = entries ? read_entries(self, entries, progress, stream) : -1;
     Py_XDECREF(entries);
     return result == 0 ? Py_NewRef(Py_None) : NULL;
 }
@@ -372,7 +375,7 @@ static PyObject *checkpoint_read_many(PyObject *self, PyObject *args, PyObject *
 static PyObject *checkpoint_read(PyObject *self, PyObject *args)
 {
     PyObject *entries = PyTuple_Pack(1, args);
-    int result = entries ? read_entries(self, entries, NULL) : -1;
+    int result = entries ? read_entries(self, entries, NULL, NULL) : -1;
     Py_XDECREF(entries);
     return result == 0 ? Py_NewRef(Py_None) : NULL;
 }
@@ -554,7 +557,7 @@ static PyMethodDef methods[] = {
     {"read", checkpoint_read, METH_VARARGS,
      "read(fqn, offsets, sizes, descriptor)\n--\n\nReads a box of a tensor (None, None: all of it) into a tensor descriptor."},
     {"read_many", (PyCFunction)(void (*)(void))checkpoint_read_many, METH_VARARGS | METH_KEYWORDS,
-     "read_many(requests, *, progress=None)\n--\n\nReads (fqn, offsets, sizes, descriptor) requests as one plan."},
+     "read_many(requests, *, progress=None, stream=None)\n--\n\nReads (fqn, offsets, sizes, descriptor) requests as one plan."},
     {"object_bytes", checkpoint_object_bytes, METH_O, "object_bytes(fqn)\n--\n\nThe record of an object, as its saver made it."},
     {"object", (PyCFunction)(void (*)(void))checkpoint_object, METH_VARARGS | METH_KEYWORDS,
      "object(fqn, *, make_tensor=None, make_opaque=None)\n--\n\nAn object, decoded. UnsupportedError if it holds what Python's\n"

@@ -204,6 +204,48 @@ char descriptor_kind(PyObject *descriptor)
     return text[0];
 }
 
+/* "cpu", "cuda:0", "npu:1"; without a number the first. NULL: the host. */
+static int device_from(PyObject *name, dcp_device *out)
+{
+    static const struct {
+        const char *name;
+        dcp_device_type type;
+    } known[] = {{"cpu", DCP_DEVICE_CPU}, {"cuda", DCP_DEVICE_CUDA}, {"npu", DCP_DEVICE_NPU}};
+    *out = (dcp_device){DCP_DEVICE_CPU, 0};
+    if (!name || name == Py_None) {
+        return 0;
+    }
+    const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
+    for (size_t i = 0; text && i < sizeof known / sizeof known[0]; i++) {
+        size_t len = strlen(known[i].name);
+        char *end = NULL;
+        if (strncmp(text, known[i].name, len) != 0 || (text[len] && text[len] != ':')) {
+            continue;
+        }
+        long index = text[len] ? strtol(text + len + 1, &end, 10) : 0;
+        if (index >= 0 && index < 1024 && (!text[len] || (end != text + len + 1 && *end == 0))) {
+            *out = (dcp_device){known[i].type, known[i].type == DCP_DEVICE_CPU ? 0 : (int)index};
+            return 0;
+        }
+    }
+    if (!PyErr_Occurred()) {
+        PyErr_Format(PyExc_ValueError, "no device %R", name);
+    }
+    return -1;
+}
+
+int stream_from(PyObject *number, void **out)
+{
+    *out = number && number != Py_None ? PyLong_AsVoidPtr(number) : NULL;
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* Item i of a tuple, which may be missing; borrowed. */
+static PyObject *optional_item(PyObject *tuple, Py_ssize_t i)
+{
+    return PyTuple_Size(tuple) > i ? PyTuple_GetItem(tuple, i) : NULL;
+}
+
 /* Shape, strides (or None) and address. */
 static int parts_from(PyObject *shape, PyObject *strides, PyObject *address, dcp_tensor *out, int64_t numbers[2 * DCP_MAX_NDIM])
 {
@@ -227,7 +269,7 @@ static int plain_from(core_keep *k, PyObject *d, dcp_tensor *out, int64_t number
     PyObject *dtype = descriptor_item(d, 1), *shape = descriptor_item(d, 2), *strides = descriptor_item(d, 3);
     PyObject *address = descriptor_item(d, 4);
     *out = (dcp_tensor){.dtype = dtype && shape && strides && address ? dtype_from(dtype) : DCP_DTYPE_NONE};
-    if (out->dtype == DCP_DTYPE_NONE || keep_object(k, d) < 0) {
+    if (out->dtype == DCP_DTYPE_NONE || keep_object(k, d) < 0 || device_from(optional_item(d, 6), &out->device) < 0) {
         return -1;
     }
     return parts_from(shape, strides, address, out, numbers);
@@ -273,7 +315,7 @@ static int chunk_from(PyObject *entry, dcp_dtype dtype, int ndim, int64_t *numbe
         return PyErr_Occurred() ? -1 : (PyErr_SetString(PyExc_TypeError, "a chunk must be a tuple"), -1);
     }
     *chunk = (dcp_tensor){.dtype = dtype};
-    if (parts_from(shape, strides, address, chunk, numbers) < 0 ||
+    if (device_from(optional_item(entry, 4), &chunk->device) < 0 || parts_from(shape, strides, address, chunk, numbers) < 0 ||
         integers_from(offsets, ndim, numbers + 2 * DCP_MAX_NDIM, "offsets of a chunk") < 0) {
         return -1;
     }

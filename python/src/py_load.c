@@ -9,7 +9,7 @@
 typedef struct load_args {
     PyObject *source, *path, *tree; /* path: bytes, owned; NULL: source is an open Checkpoint */
     PyObject *describe, *load_object, *convert, *group, *include, *exclude, *rename, *per_rank, *difference, *progress,
-        *tensor_types, *make_tensor, *make_opaque;
+        *tensor_types, *make_tensor, *make_opaque, *stream;
     const char *prefix;
     int threads;
     unsigned long long memory_bytes;
@@ -18,19 +18,20 @@ typedef struct load_args {
     const char **included, **excluded, **own;
 } load_args;
 
-static char *keywords[] = {"source",      "tree",    "describe",     "load_object", "convert",      "group",    "partial",
-                           "exact",       "include", "exclude",      "prefix",      "rename",       "per_rank", "check_crc",
-                           "difference",  "threads", "memory_bytes", "progress",    "tensor_types", "rank",     "make_tensor",
-                           "make_opaque", NULL};
+static char *keywords[] = {"source",       "tree",      "describe",    "load_object", "convert",      "group",
+                           "partial",      "exact",     "include",     "exclude",     "prefix",       "rename",
+                           "per_rank",     "check_crc", "difference",  "threads",     "memory_bytes", "progress",
+                           "tensor_types", "rank",      "make_tensor", "make_opaque", "stream",       NULL};
 
 static int parse(load_args *a, PyObject *args, PyObject *kwargs)
 {
     *a = (load_args){.prefix = "", .opts = DCP_LOAD_OPTS_INIT};
     int rank = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOOOppOOsOOpOiKOOiOO:load", keywords, &a->source, &a->tree, &a->describe,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOOOppOOsOOpOiKOOiOOO:load", keywords, &a->source, &a->tree, &a->describe,
                                      &a->load_object, &a->convert, &a->group, &a->partial, &a->exact, &a->include, &a->exclude,
                                      &a->prefix, &a->rename, &a->per_rank, &a->check_crc, &a->difference, &a->threads,
-                                     &a->memory_bytes, &a->progress, &a->tensor_types, &rank, &a->make_tensor, &a->make_opaque)) {
+                                     &a->memory_bytes, &a->progress, &a->tensor_types, &rank, &a->make_tensor, &a->make_opaque,
+                                     &a->stream)) {
         return -1;
     }
     a->opts.open.rank = rank;
@@ -56,7 +57,7 @@ static int set_opts(load_args *a)
     o->exact = a->exact;
     o->prefix = a->prefix[0] ? a->prefix : NULL;
     if (strings_from(a->include, &a->included, &o->n_include) < 0 || strings_from(a->exclude, &a->excluded, &o->n_exclude) < 0 ||
-        strings_from(a->per_rank, &a->own, &o->n_per_rank) < 0) {
+        strings_from(a->per_rank, &a->own, &o->n_per_rank) < 0 || stream_from(a->stream, &o->stream) < 0) {
         return -1;
     }
     o->include = a->included;

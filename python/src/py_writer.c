@@ -192,18 +192,20 @@ static PyObject *write_all(shared_args *a, const char *prefix, PyObject *items)
 
 PyObject *core_write_items(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"path",          "prefix",  "items",        "files",          "file_per_item", "sync", "transform",
-                               "serialization", "threads", "memory_bytes", "align_payloads", "progress",      NULL};
+    static char *keywords[] = {"path",           "prefix",    "items",         "files",   "file_per_item",
+                               "sync",           "transform", "serialization", "threads", "memory_bytes",
+                               "align_payloads", "progress",  "stream",        NULL};
     shared_args a = {.sync = 1, .serialization = "torch_save", .opts = DCP_SAVE_OPTS_INIT};
     const char *prefix;
-    PyObject *items, *result = NULL;
+    PyObject *items, *stream = NULL, *result = NULL;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&sO|$ippzsiKpO:write_items", keywords, PyUnicode_FSConverter, &a.path,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&sO|$ippzsiKpOO:write_items", keywords, PyUnicode_FSConverter, &a.path,
                                      &prefix, &items, &a.opts.files, &a.file_per_item, &a.sync, &a.opts.transform,
-                                     &a.serialization, &a.threads, &a.memory_bytes, &a.align_payloads, &a.progress)) {
+                                     &a.serialization, &a.threads, &a.memory_bytes, &a.align_payloads, &a.progress, &stream)) {
         return NULL;
     }
-    PyObject *tuple = set_shared(&a) == 0 ? PySequence_Tuple(items) : NULL;
+    bool is_good = set_shared(&a) == 0 && stream_from(stream, &a.opts.stream) == 0;
+    PyObject *tuple = is_good ? PySequence_Tuple(items) : NULL;
     result = tuple ? write_all(&a, prefix, tuple) : NULL;
     Py_XDECREF(tuple);
     Py_DECREF(a.path);
