@@ -27,3 +27,14 @@ endfunction()
 
 dcp_device_test(devices)
 dcp_device_test(pinning)
+
+# The program of scripts/device-check.sh, here on the look-alikes.
+add_executable(device_check device/device_check.c)
+target_link_libraries(device_check PRIVATE dcp_engine dcp_flags ${CMAKE_DL_LIBS})
+set_target_properties(device_check PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+add_dependencies(device_check cuda_look_alike acl_look_alike)
+foreach(kind cuda npu)
+    add_test(NAME device.check_${kind} COMMAND device_check ${kind} 8)
+    set_tests_properties(device.check_${kind} PROPERTIES TIMEOUT 300 ENVIRONMENT
+        "LD_LIBRARY_PATH=${PROJECT_BINARY_DIR}/tests/devices/cuda:${PROJECT_BINARY_DIR}/tests/devices/acl")
+endforeach()
