@@ -58,9 +58,11 @@ typedef struct dcp_load_opts {
     dcp_comm *comm;              /* the group that loads together: all get the same result; NULL: this process alone. Borrowed. */
     const char *const *per_rank; /* as in dcp_save_opts: names that this rank takes from "rank.<r>.<name>" */
     size_t n_per_rank;
-    dcp_failures *failures; /* out: the ranks that failed, and why; NULL: not wanted */
-    dcp_object_fn object;   /* NULL: objects are put into the state */
-    dcp_convert_fn convert; /* NULL: other dtypes are differences */
+    dcp_failures *failures;   /* out: the ranks that failed, and why; NULL: not wanted */
+    dcp_object_fn object;     /* NULL: objects are put into the state */
+    bool objects_for_tensors; /* with object: where the state has a tensor and the checkpoint an object, that is handed over, too,
+                                 instead of being a difference */
+    dcp_convert_fn convert;   /* NULL: other dtypes are differences */
     /* Called now and then, from one thread at a time, with bytes of tensors read and in all; false cancels. NULL: none. */
     bool (*progress)(void *user, uint64_t done_bytes, uint64_t total_bytes);
     const dcp_error *failed; /* why this rank cannot take part: the others learn of it; NULL: it can. The state is not used. */

@@ -13,25 +13,46 @@ typedef struct load_args {
     const char *prefix;
     int threads;
     unsigned long long memory_bytes;
-    int partial, exact, check_crc;
+    int partial, exact, check_crc, objects_for_tensors;
     dcp_load_opts opts;
     const char **included, **excluded, **own;
 } load_args;
 
-static char *keywords[] = {"source",       "tree",      "describe",    "load_object", "convert",      "group",
-                           "partial",      "exact",     "include",     "exclude",     "prefix",       "rename",
-                           "per_rank",     "check_crc", "difference",  "threads",     "memory_bytes", "progress",
-                           "tensor_types", "rank",      "make_tensor", "make_opaque", "stream",       NULL};
+static char *keywords[] = {"source",
+                           "tree",
+                           "describe",
+                           "load_object",
+                           "convert",
+                           "group",
+                           "partial",
+                           "exact",
+                           "include",
+                           "exclude",
+                           "prefix",
+                           "rename",
+                           "per_rank",
+                           "check_crc",
+                           "difference",
+                           "threads",
+                           "memory_bytes",
+                           "progress",
+                           "tensor_types",
+                           "rank",
+                           "make_tensor",
+                           "make_opaque",
+                           "stream",
+                           "objects_for_tensors",
+                           NULL};
 
 static int parse(load_args *a, PyObject *args, PyObject *kwargs)
 {
     *a = (load_args){.prefix = "", .opts = DCP_LOAD_OPTS_INIT};
     int rank = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOOOppOOsOOpOiKOOiOOO:load", keywords, &a->source, &a->tree, &a->describe,
-                                     &a->load_object, &a->convert, &a->group, &a->partial, &a->exact, &a->include, &a->exclude,
-                                     &a->prefix, &a->rename, &a->per_rank, &a->check_crc, &a->difference, &a->threads,
-                                     &a->memory_bytes, &a->progress, &a->tensor_types, &rank, &a->make_tensor, &a->make_opaque,
-                                     &a->stream)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOOOppOOsOOpOiKOOiOOOp:load", keywords, &a->source, &a->tree,
+                                     &a->describe, &a->load_object, &a->convert, &a->group, &a->partial, &a->exact, &a->include,
+                                     &a->exclude, &a->prefix, &a->rename, &a->per_rank, &a->check_crc, &a->difference,
+                                     &a->threads, &a->memory_bytes, &a->progress, &a->tensor_types, &rank, &a->make_tensor,
+                                     &a->make_opaque, &a->stream, &a->objects_for_tensors)) {
         return -1;
     }
     a->opts.open.rank = rank;
@@ -55,6 +76,7 @@ static int set_opts(load_args *a)
     o->open.check_crc = a->check_crc;
     o->partial = a->partial;
     o->exact = a->exact;
+    o->objects_for_tensors = a->objects_for_tensors;
     o->prefix = a->prefix[0] ? a->prefix : NULL;
     if (strings_from(a->include, &a->included, &o->n_include) < 0 || strings_from(a->exclude, &a->excluded, &o->n_exclude) < 0 ||
         strings_from(a->per_rank, &a->own, &o->n_per_rank) < 0 || stream_from(a->stream, &o->stream) < 0) {

@@ -74,6 +74,25 @@ static outcome fail(const core_tree *t, PyObject *type, const char *fmt, PyObjec
     return FAILED;
 }
 
+/* What a descriptor of a node got wrong, with the node's place in front. */
+static outcome fail_there(const core_tree *t)
+{
+    PyObject *exception = errors_fetch(), *place = where(t);
+    PyObject *text = exception && place ? PyUnicode_FromFormat("%U: %S", place, exception) : NULL;
+    PyObject *args = text ? PyTuple_Pack(1, text) : NULL;
+    if (args) {
+        PyObject_SetAttrString(exception, "args", args);
+    }
+    if (exception) {
+        PyErr_SetObject((PyObject *)Py_TYPE(exception), exception);
+    }
+    Py_XDECREF(exception);
+    Py_XDECREF(place);
+    Py_XDECREF(text);
+    Py_XDECREF(args);
+    return FAILED;
+}
+
 /* ---- the way to where we are ---- */
 
 static outcome enter(core_tree *t, PyObject *container)
@@ -500,7 +519,8 @@ static outcome from_description(core_tree *t, PyObject *object, PyObject *d, boo
     char kind = descriptor_kind(d);
     PyObject *container = (kind == 'm' || kind == 'l') && PyTuple_Size(d) == 2 ? PyTuple_GetItem(d, 1) : NULL;
     if (kind != 'm' && kind != 'l') {
-        return kind ? take_tensor(t, object, value_from_descriptor(&t->keep, d, t->is_target), in_object, out) : FAILED;
+        dcp_value *value = kind ? value_from_descriptor(&t->keep, d, t->is_target) : NULL;
+        return value ? take_tensor(t, object, value, in_object, out) : fail_there(t);
     }
     if (!container) {
         return fail(t, PyExc_ValueError, "%U: wrong descriptor %R", d);

@@ -187,7 +187,7 @@ static void match_item(matcher *m, const dcp_leaf *leaf, const dcp_item *item, d
     bool wants_tensor = kind == DCP_KIND_TENSOR || kind == DCP_KIND_SHARDED;
     if (item->kind == DCP_ITEM_TENSOR && wants_tensor) {
         match_tensor(m, leaf, item);
-    } else if (item->kind == DCP_ITEM_OBJECT && !wants_tensor) {
+    } else if (item->kind == DCP_ITEM_OBJECT && (!wants_tensor || (m->opts->object && m->opts->objects_for_tensors))) {
         add_object(m, leaf, item, name);
     } else if (item->kind == DCP_ITEM_TENSOR && kind == DCP_KIND_NONE) {
         add_object(m, leaf, item, name); /* nothing there yet: the tensor is allocated */

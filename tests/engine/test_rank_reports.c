@@ -200,8 +200,10 @@ static dcp_status save_cached(void *user, dcp_comm *comm, int rank, dcp_error *e
     dcp_value *state, *text;
     dcp_save_opts opts = DCP_SAVE_OPTS_INIT;
     dcp_save_report report = DCP_SAVE_REPORT_INIT;
+    dcp_context *ctx; /* of this save alone: a cache outlives it */
     char *letters = malloc(c->text_bytes);
     memset(letters, 'x', c->text_bytes);
+    dcp_context_create(NULL, &ctx, NULL);
     dcp_dict_create(NULL, &state, NULL);
     spread_add(&t, rank, true, &part, state);
     dcp_string_create(NULL, (dcp_str){letters, c->text_bytes}, &text, NULL);
@@ -211,7 +213,8 @@ static dcp_status save_cached(void *user, dcp_comm *comm, int rank, dcp_error *e
     opts.overwrite = true;
     opts.serialization = c->serialization;
     opts.cache = c->caches[rank];
-    dcp_status status = dcp_save(NULL, c->path, state, &opts, &report, err);
+    dcp_status status = dcp_save(ctx, c->path, state, &opts, &report, err);
+    dcp_context_free(ctx);
     c->was_planned_before[rank] = report.was_planned_before;
     spread_free(&part);
     dcp_value_free(state);
