@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the interop tests with other releases of PyTorch, each in an environment of its own. By hand: some take gigabytes.
+# Runs the interop tests and those of libdcp.torch with other releases of PyTorch, each in an environment of its own. By hand: some take gigabytes.
 #
 #     scripts/interop-releases.sh [RELEASE...]      (default: 2.1.2 2.7.1 2.9.1 2.13.0 2.15.0)
 #
@@ -28,6 +28,14 @@ for release in "$@"; do
     if ! install "$release" "$venv" >"$venv.log" 2>&1; then
         echo "$release: not to be had here ($(tail -n 1 "$venv.log"))"
         continue
+    fi
+    if [[ ! $release =~ ^2\.[0-6]\. ]]; then
+        DCP_PYTHON=$venv/bin/python tests/python/torch/run.sh build >"$venv-torch.log" 2>&1
+        case $? in
+            0) echo "$release: libdcp.torch: $(grep -E '^(Ran|OK)' "$venv-torch.log" | tr '\n' ' ')" ;;
+            77) echo "$release: libdcp.torch: skipped" ;;
+            *) echo "$release: libdcp.torch: FAILED, see $venv-torch.log"; failed=1 ;;
+        esac
     fi
     for name in "${tests[@]}"; do
         DCP_PYTHON=$venv/bin/python tests/interop/run.sh build "test_$name.py" >"$venv-$name.log" 2>&1

@@ -1,0 +1,315 @@
+"""Tensors as the C library takes them: dtype, shape, strides and a pointer to host memory.
+
+PyTorch decides what a rank holds of a sharded tensor: offsets and local parts come from its own chunk lists, for DTensor,
+ShardedTensor, and whatever else implements its protocols.
+"""
+
+import collections.abc
+import weakref
+
+import torch
+import torch.distributed as dist
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner_helpers import _create_chunk_list, _iterate_state_dict
+from torch.distributed.checkpoint.utils import find_tensor_shard
+from torch.distributed.tensor import DTensor
+
+Tensor = torch.Tensor
+Parameter = torch.nn.Parameter
+
+try:  # local tensors that say where they lie in a global one, since 2.14
+    from torch.distributed.checkpoint.protocol import CheckpointableTensor
+except ImportError:
+    CheckpointableTensor = None
+
+_dtype_names = {}
+
+
+def dtype_name(dtype):
+    """bfloat16 for torch.bfloat16."""
+    name = _dtype_names.get(dtype)
+    if name is None:
+        name = _dtype_names[dtype] = str(dtype).removeprefix("torch.")
+    return name
+
+
+def dtype_of(name):
+    return getattr(torch, name)
+
+
+def for_saving(obj):
+    """The descriptor of a node of the state that is saved; None for what only pickling can store."""
+    kind = type(obj)
+    if (kind is Tensor or kind is Parameter) and not _is_placed(obj):
+        return whole(obj, on_host(obj)) if is_storable(obj) else None
+    if isinstance(obj, Tensor):
+        return _described(obj, on_host)
+    return container(obj)
+
+
+def container(obj):
+    if isinstance(obj, collections.abc.Mapping):
+        return ("m", obj)
+    if isinstance(obj, list):
+        return ("l", obj)
+    return None
+
+
+def _described(obj, host):
+    """Of a tensor that is not of the plain class."""
+    parts = held_parts(obj)
+    if parts is None:
+        return whole(obj, host(obj)) if is_storable(obj) else None
+    return sharded(global_shape(obj), parts, [host(part) for _, part in parts], obj)
+
+
+def whole(obj, memory):
+    """The descriptor of an unsharded tensor whose elements are in `memory`, a strided tensor on the host."""
+    strides = None if memory.is_contiguous() else memory.stride()
+    return ("t", dtype_name(memory.dtype), memory.shape, strides, memory.data_ptr(), (obj, memory))
+
+
+def sharded(shape, parts, memories, obj):
+    """The descriptor of what this process holds of a sharded tensor: parts are (offsets, tensor)."""
+    chunks = [
+        (offsets, tuple(memory.shape), None if memory.is_contiguous() else memory.stride(), memory.data_ptr())
+        for (offsets, _), memory in zip(parts, memories)
+    ]
+    return ("s", dtype_name(memories[0].dtype if memories else _dtype_without_parts(obj)), tuple(shape), chunks, (obj, memories))
+
+
+def _dtype_without_parts(obj):
+    return obj.metadata().tensor_properties.dtype if isinstance(obj, ShardedTensor) else obj.dtype
+
+
+def is_storable(tensor):
+    """Whether a tensor's elements are what its memory holds. Sparse, quantized and wrapped ones are stored as objects."""
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        return False
+    return type(tensor) is Tensor or type(tensor) is Parameter or not _is_wrapper(tensor)
+
+
+def _is_wrapper(tensor):
+    """Whether it only stands for other tensors and has no memory of its own."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        return True
+    try:
+        return tensor.is_cpu and tensor.numel() > 0 and tensor.data_ptr() == 0
+    except RuntimeError:
+        return True
+
+
+def on_host(tensor):
+    """The tensor itself if its memory can be read as it is, else a copy on the host."""
+    if tensor.is_cpu and not tensor.is_conj() and not tensor.is_neg():
+        return tensor
+    if tensor.is_meta:
+        raise ValueError("a tensor on the meta device has no data to save")
+    return tensor.detach().cpu().resolve_conj().resolve_neg()
+
+
+def global_shape(obj):
+    if isinstance(obj, ShardedTensor):  # whose size() warns that it is to go
+        return tuple(obj.metadata().size)
+    if CheckpointableTensor is not None and isinstance(obj, CheckpointableTensor):
+        return tuple(obj.global_shape)
+    return tuple(obj.size())
+
+
+def held_parts(obj):
+    """What this process holds of a sharded tensor, as a list of (offsets, tensor); None if obj is not sharded."""
+    if isinstance(obj, DTensor):
+        return _parts_of_dtensor(obj)
+    if isinstance(obj, ShardedTensor):
+        return _parts_of_sharded_tensor(obj)
+    if hasattr(obj, "__create_chunk_list__") or _is_placed(obj):
+        return _parts_by_protocol(obj)
+    return None
+
+
+def _is_placed(obj):
+    return CheckpointableTensor is not None and hasattr(obj, "global_offsets") and isinstance(obj, CheckpointableTensor)
+
+
+_layouts = weakref.WeakKeyDictionary()  # device mesh -> {(shape, placements): (offsets, sizes)}
+
+
+def _parts_of_dtensor(obj):
+    mesh = obj.device_mesh
+    if mesh.get_coordinate() is None:
+        return []  # this process is outside the mesh
+    local = obj._local_tensor
+    if hasattr(local, "__create_chunk_list__"):
+        return _parts_by_protocol(obj)
+    layouts = _layouts.setdefault(mesh, {})
+    key = (obj.shape, obj.placements)
+    found = layouts.get(key)
+    if found is None:  # PyTorch takes longer for it than everything else takes together
+        [chunk] = _create_chunk_list(obj)
+        found = layouts[key] = (tuple(chunk.offsets), tuple(chunk.sizes))
+    offsets, sizes = found
+    _check_part(obj, offsets, sizes, local)
+    return [(offsets, local)]
+
+
+def _parts_of_sharded_tensor(obj):
+    shards = obj.local_shards()
+    if len(shards) == 1 and isinstance(shards[0].tensor, ShardedTensor):
+        return _parts_of_nested(shards[0])
+    parts = []
+    for shard in shards:
+        if isinstance(shard.tensor, (ShardedTensor, DTensor)):
+            raise ValueError(f"Cannot handle {type(shard.tensor).__name__} nested inside ShardedTensor with several shards")
+        parts.append((tuple(shard.metadata.shard_offsets), shard.tensor))
+    return parts
+
+
+def _parts_of_nested(outer):
+    """Two-dimensional parallelism: the inner tensor lies at the outer shard's place."""
+    inner = outer.tensor.local_shards()
+    if len(inner) != 1:
+        raise ValueError("Cannot handle inner tensor with more than 1 shard")
+    offsets = zip(outer.metadata.shard_offsets, inner[0].metadata.shard_offsets)
+    return [(tuple(a + b for a, b in offsets), inner[0].tensor)]
+
+
+def _parts_by_protocol(obj):
+    parts = []
+    for position, chunk in enumerate(_create_chunk_list(obj)):
+        part = find_tensor_shard(obj, MetadataIndex("", chunk.offsets, position))
+        _check_part(obj, chunk.offsets, chunk.sizes, part)
+        parts.append((tuple(chunk.offsets), part))
+    return parts
+
+
+def _check_part(obj, offsets, sizes, part):
+    if tuple(part.shape) != tuple(sizes):
+        raise ValueError(
+            f"{type(obj).__name__} of shape {tuple(obj.shape)}: the local part at {tuple(offsets)} has shape {tuple(part.shape)},"
+            f" its placement says {tuple(sizes)}"
+        )
+
+
+def from_memory(dtype, shape, memory):
+    """A tensor that owns a copy of what was read where the state had nothing yet."""
+    tensor = torch.empty(tuple(shape), dtype=dtype_of(dtype))
+    if tensor.numel():
+        tensor.view(-1).view(torch.uint8).numpy()[:] = memoryview(memory).cast("B")
+    return tensor
+
+
+def readable_into(target, dtype):
+    """The target if elements of that dtype can be read straight into its memory, else temporary memory on the host."""
+    is_direct = target.is_cpu and target.dtype is dtype and not target.is_conj() and not target.is_neg() and is_storable(target)
+    return target if is_direct else torch.empty(target.shape, dtype=dtype)
+
+
+def materialise(state_dict):
+    """Gives tensors on the meta device memory: on the device of the default group, or on the host without one."""
+    if not _has_meta(state_dict):
+        return
+    device = _default_device()
+    _iterate_state_dict(
+        state_dict, lambda value: _real_dtensor(value, device), _refuse_meta, lambda value: _real_tensor(value, device)
+    )
+
+
+def _default_device():
+    if not (dist.is_available() and dist.is_initialized()):
+        return torch.device("cpu")
+    types = [device.type for device in getattr(dist.group.WORLD, "_device_types", ())]
+    if not types or "cpu" in types:
+        return torch.device("cpu")
+    return torch.device(types[0], getattr(torch, types[0]).current_device())
+
+
+def _real_tensor(value, device):
+    return torch.empty_like(value, device=device) if value.is_meta else value
+
+
+def _real_dtensor(value, device):
+    if not value.is_meta:
+        return value
+    local = torch.empty_like(value.to_local(), device=device)
+    # Shape and strides are given, since parts may be uneven.
+    return DTensor.from_local(
+        local, device_mesh=value.device_mesh, placements=value.placements, shape=value.size(), stride=value.stride()
+    )
+
+
+def _refuse_meta(value):
+    if _has_meta(value):
+        raise RuntimeError(f"Found unsupported type {type(value)} for meta device loading.")
+    return value
+
+
+def _has_meta(node):
+    if isinstance(node, ShardedTensor):  # which has no is_meta where it has no shards
+        return any(_has_meta(shard.tensor) for shard in node.local_shards())
+    if isinstance(node, Tensor):
+        return node.is_meta
+    if isinstance(node, dict):
+        return any(map(_has_meta, node.values()))
+    if isinstance(node, (list, tuple)):
+        return any(map(_has_meta, node))
+    return False
+
+
+class Targets:
+    """Describes the state that a load fills. Elements go straight into the targets' memory; where that cannot be (another device,
+    another dtype), into temporary memory that `finish` copies from."""
+
+    def __init__(self, may_skip=False):
+        self._may_skip = may_skip  # some targets may stay as they are, so temporaries start with their elements
+        self._temporaries = []  # (target, temporary)
+        self._staged = {}  # id of a described node -> positions in _temporaries
+        self._filled = []  # written to behind autograd's back
+
+    def describe(self, obj):
+        kind = type(obj)
+        if (kind is Tensor or kind is Parameter) and not _is_placed(obj):
+            if not is_storable(obj):
+                return None
+            return whole(obj, self._memory(obj, obj))
+        if isinstance(obj, Tensor):
+            return _described(obj, lambda part: self._memory(obj, part))
+        return container(obj)
+
+    def convert(self, fqn, obj, saved_dtype):
+        """Temporary memory of the dtype that is stored, for a target of another dtype."""
+        dtype = dtype_of(saved_dtype)
+        self._forget(obj)
+        parts = held_parts(obj)
+        if parts is None:
+            return whole(obj, self._temporary(obj, dtype))
+        return sharded(global_shape(obj), parts, [self._temporary(part, dtype) for _, part in parts], obj)
+
+    def finish(self):
+        """After a load that succeeded."""
+        with torch.no_grad():
+            for target, temporary in filter(None, self._temporaries):
+                target.detach().copy_(temporary)
+        for tensor in self._filled:
+            torch.autograd.graph.increment_version(tensor)
+
+    def _memory(self, node, tensor):
+        if tensor.is_cpu and not tensor.is_conj() and not tensor.is_neg():
+            if not tensor.is_inference():
+                self._filled.append(tensor)
+            return tensor
+        self._staged.setdefault(id(node), []).append(len(self._temporaries))
+        return self._temporary(tensor, tensor.dtype)
+
+    def _temporary(self, tensor, dtype):
+        if self._may_skip:
+            memory = tensor.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()
+        else:
+            memory = torch.empty(tensor.shape, dtype=dtype)
+        self._temporaries.append((tensor, memory))
+        return memory
+
+    def _forget(self, node):
+        """What `describe` made for a node that turns out to be of another dtype."""
+        for position in self._staged.pop(id(node), ()):
+            self._temporaries[position] = None

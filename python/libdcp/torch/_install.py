@@ -1,0 +1,69 @@
+"""Puts libdcp behind torch.distributed.checkpoint, for programs that cannot be changed.
+
+Names are exchanged in PyTorch's modules, so it must happen before a program imports them from there by name.
+"""
+
+import importlib
+import threading
+
+from ._mirror import THEIRS
+
+# Our module -> names in it that take the place of PyTorch's, there and wherever else PyTorch keeps them.
+REPLACED = {
+    "default_planner": ("DefaultSavePlanner", "DefaultLoadPlanner", "_EmptyStateDictLoadPlanner"),
+    "filesystem": ("FileSystemWriter", "FileSystemReader"),
+    "_storage_utils": ("_storage_setup",),
+    "state_dict_saver": ("save", "save_state_dict", "_save_state_dict"),
+    "state_dict_loader": ("load", "load_state_dict", "_load_state_dict", "_load_state_dict_from_keys"),
+}
+# Modules of PyTorch that hold those names: where they are defined, and where they are imported from there.
+HOLDERS = ("", *REPLACED, "format_utils", "optimizer", "_fsspec_filesystem", "_checkpointer", "hf_storage",
+           "quantized_hf_storage")  # fmt: skip
+
+_lock = threading.Lock()
+_replaced = []  # (PyTorch's module, name, its own object)
+
+
+def install():
+    """From now on torch.distributed.checkpoint saves and loads with libdcp. Call it before other imports of that package."""
+    with _lock:
+        if _replaced:
+            return
+        # All are imported first: classes that PyTorch derives from the replaced ones stay derived from its own.
+        holders = [module for module in map(_theirs, HOLDERS) if module is not None]
+        ours = {}
+        for inner, names in REPLACED.items():
+            theirs = _theirs(inner)
+            ours.update((id(getattr(theirs, name)), getattr(_ours(inner), name)) for name in names if hasattr(theirs, name))
+        for module in holders:
+            for name, value in list(vars(module).items()):
+                if id(value) in ours:
+                    _replace(module, name, ours[id(value)])
+
+
+def uninstall():
+    """Takes install() back."""
+    with _lock:
+        while _replaced:
+            module, name, original = _replaced.pop()
+            setattr(module, name, original)
+
+
+def is_installed():
+    return bool(_replaced)
+
+
+def _ours(inner):
+    return importlib.import_module(f"{__package__}.{inner}")
+
+
+def _theirs(inner):
+    try:
+        return importlib.import_module(f"{THEIRS}.{inner}" if inner else THEIRS)
+    except ImportError:  # of another release, or in need of a package that is not there
+        return None
+
+
+def _replace(module, name, ours):
+    _replaced.append((module, name, getattr(module, name)))
+    setattr(module, name, ours)

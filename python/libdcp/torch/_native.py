@@ -1,0 +1,150 @@
+"""Whole saves and loads in C, for planners, writers and readers with nothing overridden."""
+
+import os
+
+import torch.distributed.checkpoint.default_planner as _original
+
+from .. import _core
+from . import _describe, _errors, _group, _metadata, _objects
+from ._hooks import is_untouched
+from ._steps import Steps
+from .default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from .filesystem import FileSystemReader, FileSystemWriter, is_local, warn_of_existing
+
+
+def can_save(writer, planner):
+    return (
+        is_untouched(planner, DefaultSavePlanner, _original.DefaultSavePlanner)
+        and planner.flatten_state_dict
+        and planner.flatten_sharded_tensors
+        and is_untouched(writer, FileSystemWriter)
+        and writer._writes_in_c()
+    )
+
+
+def can_load(reader, planner):
+    return (
+        is_untouched(planner, DefaultLoadPlanner, _original.DefaultLoadPlanner)
+        and planner.flatten_state_dict
+        and planner.flatten_sharded_tensors
+        and is_untouched(reader, FileSystemReader)
+        and is_local(reader)
+    )
+
+
+def save(state_dict, writer, planner, channel, coordinator, use_collectives, options):
+    together = channel if use_collectives else _group.Single()
+    state_dict, describe = _prepared(
+        state_dict, _describe.for_saving, lambda: _prepare_save(writer, channel, coordinator, use_collectives)
+    )
+    try:
+        report = _core.save(
+            writer.path,
+            state_dict,
+            describe=describe,
+            pickle=_objects.dump,
+            group=_core_group(together) if use_collectives else None,
+            coordinator=coordinator if use_collectives else 0,
+            overwrite=writer.overwrite and use_collectives,
+            sync=writer.sync_files,
+            files=writer.thread_count,
+            file_per_item=not writer.single_file_per_rank,
+            serialization=writer.serialization_format.value,
+            transform=writer.transform_name(),
+            # Without collectives nobody has agreed on an id; different ones would say that the ranks' files are of different saves.
+            save_id=writer.save_id if use_collectives else None,
+            checkpoint_id=os.fspath(writer.path),
+            dedup_to_lowest=planner.dedup_save_to_lowest_rank,
+            cache=_plan_cache(planner, together),
+            rank_local=None if use_collectives else (channel.rank, channel.size),
+            **options,
+        )
+    except BaseException as error:
+        if not use_collectives:
+            raise
+        _errors.raise_together("write", error, together)
+    rank = None if use_collectives else channel.rank
+    path, save_id = writer.path, report["save_id"]  # the coordinator's
+    return _metadata.LazyMetadata(lambda: _metadata.metadata_of_save(path, save_id, rank))
+
+
+def _prepare_save(writer, channel, coordinator, use_collectives):
+    writer.set_up_storage_writer(channel.rank == coordinator, rank=channel.rank, use_collectives=use_collectives)
+    if use_collectives and writer.overwrite and writer._metadata_exists():
+        warn_of_existing(writer.path)
+
+
+def _prepared(state_dict, describe, prepare):
+    """The state and how to describe it, after `prepare()`. If that fails, a state that cannot be described: a rank that cannot go
+    on takes part all the same, and so tells the others."""
+    try:
+        prepare()
+        return state_dict, describe
+    except Exception as error:
+        failure = error
+
+    def fail(node):
+        raise failure
+
+    return {"": object()}, fail
+
+
+def load(state_dict, reader, planner, channel, coordinator, options):
+    targets = _describe.Targets(may_skip=planner.allow_partial_load or bool(options))
+    options = dict(options)
+    differences = _errors.Differences(
+        options.pop("on_difference", None), planner.allow_partial_load, options.get("exact", False)
+    )
+    tree, describe = _prepared(state_dict, targets.describe, lambda: _describe.materialise(state_dict))
+    arguments = dict(
+        describe=describe,
+        load_object=_objects.load,
+        convert=targets.convert,
+        partial=planner.allow_partial_load,
+        difference=differences,
+        objects_for_tensors=True,
+        make_tensor=_describe.from_memory,
+        **options,
+    )
+    if _is_saved_alone(reader, channel.rank):
+        _, objects = Steps(channel, coordinator).all_gather(
+            "read", lambda: _core.load(reader.path, tree, rank=channel.rank, **arguments)
+        )[channel.rank]
+    else:
+        try:
+            _, objects = _core.load(reader.path, tree, group=_core_group(channel), **arguments)
+        except BaseException as error:
+            _errors.raise_together("read", error, channel, differences)
+    targets.finish()
+    for path, _, value in objects:
+        put(state_dict, path, value)
+
+
+def _is_saved_alone(reader, rank):
+    """Whether ranks were saved each by itself: then each loads its own, as DCP does."""
+    return not os.path.exists(reader._get_metadata_path()) and os.path.exists(reader._get_metadata_path(rank))
+
+
+def put(tree, path, value):
+    """Puts a loaded object where the state had one."""
+    for part in path[:-1]:
+        tree = tree[part]
+    tree[path[-1]] = value
+
+
+def _core_group(channel):
+    """The channel as the library's communicator; it keeps its state from one save to the next."""
+    if channel.core_group is None:
+        channel.core_group = _core.Group(
+            channel.rank, channel.size, alltoall=channel.alltoall, any_thread=channel.size == 1, timeout_s=channel.timeout_s
+        )
+    return channel.core_group
+
+
+def _plan_cache(planner, channel):
+    """Kept with the channel, for planners that ask for it: the structure of the state is compared, so any of them may use it."""
+    if not planner._enable_plan_caching:
+        return None
+    if channel.plan_cache is None:
+        channel.plan_cache = _core.PlanCache()
+    return channel.plan_cache

@@ -1,0 +1,107 @@
+"""One save, whoever made the planner and the writer.
+
+The phases are DCP's: each rank plans, the coordinator makes one plan of all, each rank writes, the coordinator finishes. They run
+through the hooks of the planner and the writer here; where those are ours and nothing is overridden, in C (`_native.py`).
+"""
+
+import inspect
+import warnings
+
+from . import _group, _native
+from ._steps import Steps, channel_of
+from .default_planner import DefaultSavePlanner
+
+
+def save(state_dict, writer, planner, *, process_group=None, coordinator=0, no_dist=False, use_collectives=True, options=None):
+    """Saves a state dict that holds no Stateful objects any more. Returns the Metadata of what was saved."""
+    planner = planner if planner is not None else DefaultSavePlanner()
+    options = options or {}
+    channel = _channel(process_group, no_dist, use_collectives)
+    with channel.lock:
+        if _native.can_save(writer, planner):
+            return _native.save(state_dict, writer, planner, channel, coordinator, use_collectives, options)
+        if options:
+            raise ValueError(f"{', '.join(sorted(options))}: only with libdcp's own planner and writer, nothing overridden")
+        hooks = _Hooks(state_dict, writer, planner, channel.rank, channel.rank == coordinator, use_collectives)
+        try:
+            return hooks.save_together(Steps(channel, coordinator)) if use_collectives else hooks.save_alone()
+        except BaseException:
+            _abandon(writer)
+            raise
+
+
+def _channel(process_group, no_dist, use_collectives):
+    if no_dist:
+        return _group.Single()
+    return channel_of(process_group) if use_collectives else _group.alone_in(process_group)
+
+
+def _abandon(writer):
+    """Gives up the place that our writer has claimed. Others have nothing like it."""
+    abandon = getattr(writer, "_abandon", None)
+    if abandon is not None:
+        abandon()
+
+
+class _Hooks:
+    """The phases of one save through the methods of a planner and a writer."""
+
+    def __init__(self, state_dict, writer, planner, rank, is_coordinator, use_collectives):
+        self.state_dict = state_dict
+        self.writer = writer
+        self.planner = planner
+        self.rank = rank
+        self.is_coordinator = is_coordinator
+        self.use_collectives = use_collectives
+        self.metadata = None
+
+    def save_together(self, steps):
+        plan = steps.reduce_scatter("plan", self.plan_local, self.plan_global)
+        return steps.all_reduce("write", lambda: self.write(plan), self.finish)
+
+    def save_alone(self):
+        """Without collectives there is nobody to tell: what goes wrong is raised as it is, and no rank waits for another."""
+        [plan] = self.plan_global([self.plan_local()])
+        return self.finish([self.write(plan)])
+
+    def plan_local(self):
+        self._set_up_planner()
+        self._set_up_writer()
+        return self.writer.prepare_local_plan(self.planner.create_local_plan())
+
+    def plan_global(self, plans):
+        plans, self.metadata = self.planner.create_global_plan(plans)
+        return self.writer.prepare_global_plan(plans)
+
+    def write(self, plan):
+        writes = self.writer.write_data(self.planner.finish_plan(plan), self.planner)
+        writes.wait()
+        return writes.value()
+
+    def finish(self, results):
+        self.writer.finish(metadata=self.metadata, results=results)
+        return self.metadata
+
+    def _set_up_planner(self):
+        storage_meta = self.writer.storage_meta()
+        if "storage_meta" in inspect.signature(self.planner.set_up_planner).parameters:
+            self.planner.set_up_planner(
+                state_dict=self.state_dict, storage_meta=storage_meta, is_coordinator=self.is_coordinator
+            )
+            return
+        warnings.warn(
+            f"{type(self.planner).__name__}.set_up_planner does not take the argument storage_meta, which SavePlanner has since"
+            " PyTorch 2.4; it is called without",
+            stacklevel=2,
+        )
+        self.planner.set_up_planner(self.state_dict, self.is_coordinator)
+
+    def _set_up_writer(self):
+        extra = {"rank": self.rank, "use_collectives": self.use_collectives}
+        set_up = self.writer.set_up_storage_writer
+        set_up(self.is_coordinator, **(extra if takes_extra(set_up) else {}))
+
+
+def takes_extra(method):
+    """DCP passes newer arguments only to methods with a parameter named kwargs."""
+    return "kwargs" in inspect.signature(method).parameters

@@ -1,0 +1,70 @@
+"""PyTorch's default planners, under names that tell that they are ours: `torch.distributed.checkpoint.default_planner`.
+
+They plan as PyTorch's do, with its code, where a program overrides something; otherwise all planning is done in C. What differs is
+the loading of objects, which executes nothing.
+"""
+
+import torch.distributed.checkpoint.default_planner as _original
+from torch.distributed.checkpoint._traverse import set_element, traverse_state_dict_v_2_3
+
+from . import _describe, _objects
+from ._mirror import attributes
+
+__all__ = list(_original.__all__)
+
+
+class DefaultSavePlanner(_original.DefaultSavePlanner):
+    """Plans the saving of nested states, sharded or not."""
+
+
+class DefaultLoadPlanner(_original.DefaultLoadPlanner):
+    """Plans the loading into nested states, sharded or not. Objects are loaded as libdcp.torch.allow_pickle describes."""
+
+    def set_up_planner(self, state_dict, metadata=None, is_coordinator=False):
+        _describe.materialise(state_dict)
+        super().set_up_planner(state_dict, metadata, is_coordinator)
+
+    def create_local_plan(self):
+        if self.metadata is None:
+            raise AssertionError("set_up_planner was not given metadata")
+        if self.flatten_state_dict:
+            self._flatten_as_saved()
+        return _original.create_default_local_load_plan(self.state_dict, self.metadata, not self.allow_partial_load)
+
+    def _flatten_as_saved(self):
+        """Releases up to 2.3 did not enter containers without tensors. If names of the checkpoint are missing from the state and
+        that rule explains one of them, the state is flattened by it."""
+        missing = self.metadata.state_dict_metadata.keys() - self.state_dict.keys()
+        if not missing:
+            return
+        flat, paths = {}, {}
+
+        def note(path, value):
+            name = ".".join(map(str, path))
+            flat[name], paths[name] = value, path
+
+        traverse_state_dict_v_2_3(self.original_state_dict, note)
+        if flat.keys() & missing:
+            self.state_dict, self.mappings = flat, paths
+
+    def load_bytes(self, read_item, value):
+        name = read_item.dest_index.fqn
+        loaded = _objects.load(name, value)
+        if self.flatten_state_dict:
+            set_element(self.original_state_dict, self.mappings[name], loaded)
+        else:
+            self.state_dict[name] = loaded
+
+
+class _EmptyStateDictLoadPlanner(_original._EmptyStateDictLoadPlanner, DefaultLoadPlanner):
+    """Fills an empty state dict with what the checkpoint has, or with the selected keys and what lies below them."""
+
+    def _should_include_key(self, key, metadata):
+        if self.keys is None or key in self.keys:
+            return True
+        path = (metadata.planner_data or {}).get(key, (key,))
+        prefixes = (".".join(map(str, path[: n + 1])) for n in range(len(path)))
+        return any(prefix in self.keys for prefix in prefixes)
+
+
+__getattr__, __dir__ = attributes(__name__)

@@ -1,0 +1,258 @@
+"""Directories of the local file system: `torch.distributed.checkpoint.filesystem`, with the writing and reading done in C.
+
+The writer and the reader are subclasses of PyTorch's. Used with nothing overridden, whole saves and loads run in C. Under a planner of
+the program, under PyTorch's own `save` and `load`, or in subclasses, each method does its part of the work with the C library:
+records, commit and metadata. What the C library does not know (Python file systems and stream transforms) is left to PyTorch's code.
+"""
+
+import os
+import uuid
+import warnings
+
+import torch
+import torch.distributed.checkpoint.filesystem as _original
+from torch.distributed.checkpoint._extension import ZStandard
+from torch.distributed.checkpoint.metadata import StorageMeta
+from torch.distributed.checkpoint.planner import LoadItemType, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from .. import _core
+from . import _describe, _metadata
+from ._mirror import attributes
+
+__all__ = list(_original.__all__)
+
+ZSTD = "stream.zstd/1"
+# What the records of one call of the C library may hold of memory that a planner has made for them.
+BATCH_BYTES = 64 << 20
+
+
+def done(value):
+    """A future that has its value."""
+    future = Future()
+    future.set_result(value)
+    return future
+
+
+def is_local(storage):
+    """Whether a reader or writer uses PyTorch's own local file system, so that C may take its place."""
+    return type(storage.fs) is _original.FileSystem and not vars(storage.fs)
+
+
+class FileSystemWriter(_original.FileSystemWriter):
+    """Writes checkpoints into a directory. Options and defaults are PyTorch's.
+
+    A checkpoint that is there is replaced as a whole or not at all: its files stay until the new one is published.
+    """
+
+    _claim = None  # of the coordinator: the place is ours until it is published or given up
+
+    def reset(self, checkpoint_id=None):
+        self._abandon()
+        super().reset(checkpoint_id)
+
+    def prepare_local_plan(self, plan):
+        if not self.use_collectives:
+            self._refuse_existing()
+        elif self._metadata_exists():
+            self._replace_existing()
+        self.fs.mkdir(self.path)
+        if self.rank is not None and not self.use_collectives:
+            plan = _with_prefix(plan, f"__{self.rank}_")
+        return plan
+
+    def prepare_global_plan(self, plans):
+        """Claims the place. When a checkpoint is there, the names of the new files get a generation of their own."""
+        generation = ""
+        if self.use_collectives and self._writes_in_c():
+            self._abandon()
+            self._claim = self._claim_place(len(plans))
+            generation = self._claim.generation
+        names = ("__{}_{}_" if generation else "__{}_").format
+        return [_with_prefix(plan, names(i, generation)) if plan.storage_data is None else plan for i, plan in enumerate(plans)]
+
+    def write_data(self, plan, planner):
+        if not self._writes_in_c():
+            return super().write_data(plan, planner)
+        return done(self._write_records(plan, planner))
+
+    def finish(self, metadata, results):
+        if not (self.use_collectives and self._writes_in_c()):
+            super().finish(metadata, results)
+            return
+        metadata.version = _original.CURRENT_DCP_VERSION
+        metadata.storage_data = {result.index: result.storage_data for of_rank in results for result in of_rank}
+        metadata.storage_meta = self.storage_meta()
+        claim = self._claim or self._claim_place(len(results))
+        self._claim = None
+        try:
+            claim.publish(_metadata.rows_from_metadata(metadata))
+        finally:
+            claim.abort()
+
+    def _claim_place(self, world):
+        return _core.claim(
+            self.path,
+            overwrite=self.overwrite,
+            world=world,
+            sync=self.sync_files,
+            save_id=self.save_id,
+            checkpoint_id=os.fspath(self.path),
+        )
+
+    def transform_name(self):
+        """The C library's name of the stream transform; None if there is none. Raises LookupError for those that only Python has."""
+        extensions = list(self.transforms.extensions)
+        if not extensions:
+            return None
+        if len(extensions) == 1 and type(extensions[0]) is ZStandard and extensions[0].get_descriptor() == ZSTD:
+            return ZSTD
+        raise LookupError("stream transforms of the program are applied in Python")
+
+    def _writes_in_c(self):
+        if not is_local(self) or type(self.transforms) is not _original._StorageWriterTransforms:
+            return False
+        try:
+            self.transform_name()
+        except LookupError:
+            return False
+        return True
+
+    def _abandon(self):
+        """Gives up a place that was claimed for a save that did not come to its end."""
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.abort()
+
+    def _refuse_existing(self):
+        for rank in (None, self.rank):
+            if self.fs.exists(self._get_metadata_path(rank)):
+                raise RuntimeError(
+                    f"Checkpoint already exists: {self._get_metadata_path(rank)}; without collectives none is ever replaced."
+                )
+
+    def _replace_existing(self):
+        if not self.overwrite:
+            raise RuntimeError(f"Checkpoint already exists in {self.path} and {self.overwrite=}.")
+        warn_of_existing(self.path)
+
+    def _write_records(self, plan, planner):
+        data = [planner.resolve_data(item) for item in plan.items]
+        places = _core.write_items(
+            self.path,
+            plan.storage_data.prefix,
+            [_record(item, value) for item, value in zip(plan.items, data)],
+            files=self.thread_count,
+            threads=self.thread_count,
+            file_per_item=not self.single_file_per_rank,
+            sync=self.sync_files,
+            transform=self.transform_name(),
+            serialization=self.serialization_format.value,
+        )
+        return [WriteResult(item.index, place[2], self._storage_info(place)) for item, place in zip(plan.items, places)]
+
+    def _storage_info(self, place):
+        info = _original._StorageInfo(*place)
+        if self.transforms.extensions:
+            info.transform_descriptors = [ZSTD]
+        return info
+
+
+def warn_of_existing(path):
+    warnings.warn(
+        f"Detected an existing checkpoint in {path}, overwriting: it holds until the new one is complete. Pass overwrite=False"
+        " to have it refused.",
+        stacklevel=4,
+    )
+
+
+def _with_prefix(plan, prefix):
+    import dataclasses
+
+    return dataclasses.replace(plan, storage_data=_original._StoragePrefix(prefix))
+
+
+def _record(item, value):
+    """What the C library is given for one write item."""
+    if item.type == WriteItemType.BYTE_IO:
+        if not hasattr(value, "getbuffer"):
+            raise AssertionError("Data must be io.BytesIO for BYTE_IO write items")
+        return (value.getbuffer(),)
+    if not isinstance(value, torch.Tensor):
+        raise AssertionError("Data must be torch.Tensor for non-BYTE_IO write items")
+    value = value.detach()
+    if not _describe.is_storable(value):
+        raise NotImplementedError(
+            f"{item.index.fqn}: a tensor of class {type(value).__name__} and layout {value.layout} has no elements to write"
+        )
+    return _describe.whole(value, _describe.on_host(value))
+
+
+class FileSystemReader(_original.FileSystemReader):
+    """Reads checkpoints from a directory. Of a record only what is asked for is read, and nothing in a file is executed."""
+
+    _checkpoint = None  # what read_metadata has opened
+    _known_storage = None  # the storage data that came from it
+
+    def reset(self, checkpoint_id=None):
+        self._checkpoint = self._known_storage = None
+        super().reset(checkpoint_id)
+
+    def read_metadata(self, *args, **kwargs):
+        if not is_local(self):
+            return super().read_metadata(*args, **kwargs)
+        rank = kwargs.get("rank")
+        checkpoint = _core.open(self.path, rank=-1 if rank is None else rank)
+        if rank is None and checkpoint.info()["layout"].startswith("rank-local"):
+            raise FileNotFoundError(f"{self._get_metadata_path()}: ranks were saved here each by itself")
+        metadata = _metadata.metadata_of(checkpoint)
+        metadata.storage_meta.load_id = self.load_id
+        self._checkpoint, self._known_storage = checkpoint, metadata.storage_data
+        return metadata
+
+    def read_data(self, plan, planner):
+        if self._checkpoint is None or self.storage_data is not self._known_storage:
+            return super().read_data(plan, planner)  # places that the program has changed, or a file system of its own
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                self._read_object(item, planner)
+        self._read_tensors([item for item in plan.items if item.type != LoadItemType.BYTE_IO], planner)
+        return done(None)
+
+    def _read_object(self, item, planner):
+        import io
+
+        planner.load_bytes(item, io.BytesIO(self._checkpoint.object_bytes(item.storage_index.fqn)))
+
+    def _read_tensors(self, items, planner):
+        """One item after the other: a planner may use the same memory for all that it resolves."""
+        for item in items:
+            target = planner.resolve_tensor(item).detach()
+            self._read_box(item, target)
+            planner.commit_tensor(item, target)
+
+    def _read_box(self, item, target):
+        index = item.storage_index
+        if tuple(target.shape) != tuple(item.lengths):
+            raise AssertionError(f"req {index} mismatch sizes {target.shape} vs {item.lengths}")
+        starts = index.offset if index.offset is not None else (0,) * len(item.lengths)
+        offsets = tuple(start + inner for start, inner in zip(starts, item.storage_offsets))
+        _, dtype, *_ = self._checkpoint.item(index.fqn)
+        memory = _describe.readable_into(target, _describe.dtype_of(dtype))
+        self._checkpoint.read(index.fqn, offsets, tuple(item.lengths), _describe.whole(memory, memory))
+        if memory is not target:
+            target.copy_(memory)
+
+
+def _write_item(*arguments, **named):
+    """One record, appended to a stream. Takes the arguments of every release: the transforms came first in 2.7."""
+    if arguments and not isinstance(arguments[0], _original._StorageWriterTransforms):
+        arguments = (_original._StorageWriterTransforms(), *arguments, _original.SerializationFormat.TORCH_SAVE)
+    elif not arguments and "transforms" not in named:
+        named.setdefault("transforms", _original._StorageWriterTransforms())
+        named.setdefault("serialization_format", _original.SerializationFormat.TORCH_SAVE)
+    return _original._write_item(*arguments, **named)
+
+
+__getattr__, __dir__ = attributes(__name__)
