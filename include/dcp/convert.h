@@ -205,10 +205,11 @@ typedef struct dcp_convert_report {
     size_t n_kept;               /* finished files of an earlier try */
     size_t n_shared;             /* names that share the elements of another one in the output */
     size_t n_aliases_dropped, n_objects_dropped;
-    size_t n_dequantized;                /* tensors */
-    uint64_t bytes;                      /* of the files made by this call */
-    uint64_t n_cast, n_lost;             /* elements that were cast, and those of them that did not fit */
-    double write_seconds, check_seconds; /* together with what made it durable; reading back */
+    size_t n_dequantized;    /* tensors */
+    uint64_t bytes;          /* of the files made by this call */
+    uint64_t n_cast, n_lost; /* elements that were cast, and those of them that did not fit */
+    double write_seconds,
+        check_seconds; /* together with what made it durable; reading back. Files made at the same time add up. */
 } dcp_convert_report;
 
 #define DCP_CONVERT_REPORT_INIT DCP_INIT(dcp_convert_report)

@@ -145,8 +145,11 @@ typedef struct dcp__cv_file {
     const dcp__write_storage *storages;  /* torch, [storage]: those of objects have their elements in memory */
     size_t n_storages;
     uint64_t bytes; /* of the whole file */
+    int workers;    /* threads that may make it; 0: as many as dcp__cv_threads says */
 } dcp__cv_file;
 
+/* Threads for which there are buffers. */
+int dcp__cv_threads(const dcp_context *ctx);
 /* Writes the file under a temporary name, and reads it back unless the options say no. *was_kept: with `resume` a file of that
  * name was there and holds what it should. On an error the temporary file is removed. */
 dcp_status dcp__cv_write_file(const dcp__cv_file *f, bool *was_kept, dcp_error *err);

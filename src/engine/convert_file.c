@@ -33,6 +33,11 @@ static dcp_status in_file(const making *m, dcp_status status, dcp_error *err)
 
 /* ---- preparation ---- */
 
+int dcp__cv_threads(const dcp_context *ctx)
+{
+    return dcp__affordable_threads(ctx, (uint64_t)3 * DCP__CV_SEGMENT_BYTES);
+}
+
 static dcp_status cut_places(making *m, dcp_error *err)
 {
     dcp_status status = DCP_OK;
@@ -54,7 +59,7 @@ static dcp_status prepare(making *m, const dcp__cv_file *f, dcp_error *err)
     m->segments.ctx = m->ctx;
     size_t room = strlen(f->name) + sizeof TEMPORARY;
     m->temporary = dcp__alloc(m->ctx, room);
-    m->n_workers = dcp__affordable_threads(m->ctx, (uint64_t)3 * DCP__CV_SEGMENT_BYTES);
+    m->n_workers = f->workers ? f->workers : dcp__cv_threads(m->ctx);
     m->crcs = f->archive ? dcp__calloc(m->ctx, f->n_storages, sizeof *m->crcs) : NULL;
     if (!m->temporary || (f->archive && !m->crcs)) {
         return dcp__nomem(err);
@@ -334,7 +339,7 @@ static dcp_status finish(making *m, dcp_status status, dcp_error *err)
 static dcp_status write_all(making *m, dcp_error *err)
 {
     dcp__conversion *c = m->f->s->c;
-    double start = dcp__now();
+    double start = dcp__now(), written, checked;
     dcp_status status = in_file(m, open_temporary(m, err), err);
     if (status != DCP_OK) {
         return status;
@@ -342,12 +347,16 @@ static dcp_status write_all(making *m, dcp_error *err)
     status = copy_tensors(m, err);
     status = status == DCP_OK ? put_rest(m, err) : status;
     status = finish(m, status, err);
-    c->report.write_seconds += dcp__now() - start;
-    start = dcp__now();
+    written = dcp__now();
     if (status == DCP_OK && !c->opts->no_check) {
         status = check(m, m->temporary, err);
     }
-    c->report.check_seconds += dcp__now() - start;
+    checked = dcp__now();
+    pthread_mutex_lock(&c->lock);
+    c->report.write_seconds += written - start;
+    c->report.check_seconds += checked - written;
+    c->report.bytes += status == DCP_OK ? m->f->bytes : 0;
+    pthread_mutex_unlock(&c->lock);
     if (status != DCP_OK) {
         m->storage->ops->remove(m->storage, m->temporary, NULL);
     }
@@ -377,7 +386,6 @@ dcp_status dcp__cv_write_file(const dcp__cv_file *f, bool *was_kept, dcp_error *
     status = status == DCP_OK ? look_for_finished(&m, was_kept, err) : status;
     if (status == DCP_OK && !*was_kept) {
         status = write_all(&m, err);
-        f->s->c->report.bytes += status == DCP_OK ? f->bytes : 0;
     }
     dispose(&m);
     return status;
@@ -431,7 +439,9 @@ dcp_status dcp__cv_publish_file(const dcp__cv_file *f, dcp_error *err)
     dcp_status status = temporary_name(f, &temporary, err);
     if (status == DCP_OK) {
         status = rename_temporary(f->s->c, temporary, f->name, err);
+        pthread_mutex_lock(&f->s->c->lock);
         f->s->c->report.n_files += status == DCP_OK;
+        pthread_mutex_unlock(&f->s->c->lock);
         if (status != DCP_OK) {
             f->s->c->storage->ops->remove(f->s->c->storage, temporary, NULL);
         }

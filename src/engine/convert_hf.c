@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/pool.h"
 #include "engine/convert_safetensors.h"
 #include "format/hf.h"
 #include "format/json_read.h"
@@ -403,21 +404,38 @@ static dcp_status check_space(const hf *h, dcp_error *err)
 
 /* Where nothing is replaced a finished file gets its name at once, so that another try finds it: without an index, or with its
  * only file missing, the directory is no model yet. Otherwise all of them are finished first. */
-static dcp_status write_files(hf *h, dcp_error *err)
+static dcp_status make_file(void *arg, size_t i, int worker, dcp_error *err)
 {
-    dcp_status status = DCP_OK;
-    bool at_once = !h->c->opts->overwrite;
-    for (size_t i = 0; i < h->n_files && status == DCP_OK; i++) {
-        if (is_mine(h, i)) {
-            status = dcp__cv_write_file(&h->tensors[i].file, &h->was_kept[i], err);
-            h->c->report.n_kept += status == DCP_OK && h->was_kept[i];
-            h->c->report.n_tensors += status == DCP_OK ? h->tensors[i].file.n_places : 0;
-        }
-        if (is_mine(h, i) && at_once && status == DCP_OK && !h->was_kept[i]) {
-            status = dcp__cv_publish_file(&h->tensors[i].file, err);
-        }
+    hf *h = arg;
+    size_t file = i * (size_t)dcp__step_size(&h->c->step) + (size_t)dcp__step_rank(&h->c->step);
+    dcp__cv_file *f = &h->tensors[file].file;
+    (void)worker;
+    dcp_status status = dcp__cv_write_file(f, &h->was_kept[file], err);
+    if (status == DCP_OK && !h->c->opts->overwrite && !h->was_kept[file]) {
+        status = dcp__cv_publish_file(f, err);
+    }
+    if (status == DCP_OK) {
+        pthread_mutex_lock(&h->c->lock);
+        h->c->report.n_kept += h->was_kept[file];
+        h->c->report.n_tensors += f->n_places;
+        pthread_mutex_unlock(&h->c->lock);
     }
     return status;
+}
+
+/* Several files at once, which share the threads: while one waits for the disk another goes on. */
+static dcp_status write_files(hf *h, dcp_error *err)
+{
+    size_t mine = 0;
+    int threads = dcp__cv_threads(h->ctx), at_once;
+    for (size_t i = 0; i < h->n_files; i++) {
+        mine += is_mine(h, i);
+    }
+    at_once = mine < (size_t)threads ? (int)mine : threads;
+    for (size_t i = 0; i < h->n_files && at_once > 1; i++) {
+        h->tensors[i].file.workers = threads / at_once;
+    }
+    return dcp__parallel(mine, at_once > 1 ? at_once : 1, make_file, h, err);
 }
 
 static dcp_status publish_files(hf *h, dcp_error *err)

@@ -186,7 +186,9 @@ static dcp_status set_tensor(const dcp__selection *s, dcp_str source, dcp__cv_it
 static dcp_status set_object(dcp__selection *s, dcp__cv_item *item, dcp_error *err)
 {
     dcp_value *v;
-    dcp_status status = dcp_read_object(s->c->ck, &item->entry->item, &v, err);
+    bool as_record = s->c->opts->to == DCP_TO_DCP; /* if need be */
+    dcp_status status = as_record ? dcp__read_for_copy(s->c->ck, s->names, &item->entry->item, &v, err)
+                                  : dcp_read_object(s->c->ck, &item->entry->item, &v, err);
     status = status == DCP_OK ? dcp__save_plan_hold(s->names, v, err) : status;
     item->object = status == DCP_OK ? v : NULL;
     return status;

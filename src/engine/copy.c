@@ -235,8 +235,7 @@ static dcp_status take_record(dcp_checkpoint *ck, dcp_save_plan *p, const dcp_it
     return kept ? status : dcp__arena_fail(&p->arena, err);
 }
 
-/* The object of an item, in a form that a save takes. */
-static dcp_status read_for_copy(dcp_checkpoint *ck, dcp_save_plan *p, const dcp_item *item, dcp_value **out, dcp_error *err)
+dcp_status dcp__read_for_copy(dcp_checkpoint *ck, dcp_save_plan *p, const dcp_item *item, dcp_value **out, dcp_error *err)
 {
     dcp_value *v;
     bool is_writable;
@@ -262,7 +261,7 @@ static dcp_status add_object(dcp_checkpoint *ck, dcp_save_plan *p, size_t index,
     dcp_write_item item = {.kind = DCP_ITEM_OBJECT};
     dcp_value *v;
     dcp_status status = dcp__save_plan_name(p, e->item.fqn, e->item.path, e->item.path_len, rank, &item, err);
-    status = status == DCP_OK ? read_for_copy(ck, p, &e->item, &v, err) : status;
+    status = status == DCP_OK ? dcp__read_for_copy(ck, p, &e->item, &v, err) : status;
     status = status == DCP_OK ? dcp__save_plan_hold(p, v, err) : status;
     if (status != DCP_OK) {
         return status;

@@ -31,6 +31,9 @@ typedef struct dcp__origin {
 /* The pull function of a write item that is a chunk: user is a dcp__origin. Blocks are asked for in ascending order, from the
  * first to the last; the CRC is compared with the last one if the checkpoint is open for that. */
 dcp_status dcp__origin_pull(void *user, const dcp_write_item *item, uint64_t offset, void *buf, size_t n, dcp_error *err);
+/* The object of an item, in a form that a save takes: values that cannot be written anew as the record that they are, whose bytes
+ * are the plan's. */
+dcp_status dcp__read_for_copy(dcp_checkpoint *ck, dcp_save_plan *p, const dcp_item *item, dcp_value **out, dcp_error *err);
 /* Adds entry `index` to a plan, under "rank.<rank>." if rank >= 0. */
 dcp_status dcp__plan_add_entry(dcp_checkpoint *ck, dcp_save_plan *p, size_t index, int rank, dcp_error *err);
 /* Adds the chunks of a tensor, called as `name` says. */

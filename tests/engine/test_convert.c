@@ -334,6 +334,13 @@ static void convert__mistakes_are_named(void **state)
     opts.n_parts = 1;
     convert_fails(DCP_NOT_FOUND, "from", "out", &opts, "model.b");
     opts = options(DCP_TO_SAFETENSORS);
+    static const char *const b_alone[] = {"model.b"}, *const reserved[] = {"s/.*/__metadata__/"};
+    opts.include = b_alone;
+    opts.n_include = 1;
+    opts.edits = reserved;
+    opts.n_edits = 1;
+    convert_fails(DCP_ARG, "from", "out", &opts, "__metadata__");
+    opts = options(DCP_TO_SAFETENSORS);
     opts.resume = true;
     convert_fails(DCP_ARG, "from", "out", &opts, "resuming");
     opts = options(DCP_TO_TORCH);

@@ -96,6 +96,14 @@ class Convert(unittest.TestCase):
         self.assertEqual(list(loaded), ["model", "ids", "n"])
         self.assertTrue(torch.equal(loaded["n"][1], tied) and torch.equal(loaded["model"]["c"], tied[:4]))
 
+    def test_overlapping_tensors_are_named(self):
+        whole = torch.arange(10.0)
+        torch.save({"a": whole[:6], "b": whole[5:], "c": torch.ones(2)}, self.dir / "from.pt")
+        message = fails(self.dir / "from.pt", self.dir / "m.safetensors", "safetensors", "--alias", "error")
+        self.assertIn('"a" and "b" overlap', message)
+        convert(self.dir / "from.pt", self.dir / "m.safetensors", "safetensors")
+        self.assertEqual(digests(safetensors.torch.load_file(self.dir / "m.safetensors")), digests(flatten(self.dir / "from.pt")))
+
     def test_to_torch_of_everything(self):
         whole = self.dir / "whole.pt"
         torch.save(state(), whole)
