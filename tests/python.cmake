@@ -16,7 +16,7 @@ if(TARGET dcp_python AND DCP_SANITIZE MATCHES address AND CMAKE_C_COMPILER_ID ST
     set(DCP_PYTHON_TEST_ENV "DCP_PRELOAD=${preload}"
         "ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1" "PYTHONMALLOC=malloc")
     dcp_python_test(core extension)
-    foreach(name package golden slices interrupts leaks)
+    foreach(name package golden slices interrupts leaks convert)
         dcp_python_test(core ${name} numpy)
     endforeach()
 endif()
@@ -29,6 +29,7 @@ if(TARGET dcp_python AND NOT DCP_SANITIZE AND NOT DCP_TEST_WRAPPER)
     dcp_python_test(core slices numpy)
     dcp_python_test(core interrupts numpy)
     dcp_python_test(core leaks numpy)
+    dcp_python_test(core convert numpy)
     dcp_python_test(core devices)
     set_property(TEST python.core.devices APPEND PROPERTY ENVIRONMENT
         "LD_LIBRARY_PATH=${PROJECT_BINARY_DIR}/tests/devices/cuda:${PROJECT_BINARY_DIR}/tests/devices/acl")

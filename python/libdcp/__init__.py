@@ -18,12 +18,13 @@ name of the status.
 from ._api import hash, latest, load, open, save, verify
 from ._arrays import Opaque, View
 from ._checkpoint import Checkpoint, LazyArray
+from ._convert import convert
 from ._core import (ArgumentError, CanceledError, ChecksumError, DeadlineError, DeviceError, Error, ExistsError, FormatError, Group,
                     InternalError, LimitError, MismatchError, MissingKeyError, NoSpaceError, NotFoundError, OutOfMemoryError,
                     PeerError, PlanCache, StateError, StorageError, UnsupportedError, __version__)
 
 __all__ = [
-    "Checkpoint", "Group", "LazyArray", "Opaque", "PlanCache", "View", "hash", "latest", "load", "open", "save", "verify",
+    "Checkpoint", "Group", "LazyArray", "Opaque", "PlanCache", "View", "convert", "hash", "latest", "load", "open", "save", "verify",
     "ArgumentError", "CanceledError", "ChecksumError", "DeadlineError", "DeviceError", "Error", "ExistsError", "FormatError",
     "InternalError", "LimitError", "MismatchError", "MissingKeyError", "NoSpaceError", "NotFoundError", "OutOfMemoryError",
     "PeerError", "StateError", "StorageError", "UnsupportedError",

@@ -166,12 +166,13 @@ int group_use(PyObject *group, dcp_comm **comm);
 /* After the call: takes over what one of the group's functions raised, if *exception is NULL. */
 void group_done(PyObject *group, PyObject **exception);
 
-/* ---- py_save.c, py_load.c, py_checkpoint.c, py_writer.c ---- */
+/* ---- py_save.c, py_load.c, py_checkpoint.c, py_writer.c, py_convert.c ---- */
 
 PyObject *core_save(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *core_load(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *core_open(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *core_latest(PyObject *module, PyObject *path);
+PyObject *core_convert(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *core_claim(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *core_write_items(PyObject *module, PyObject *args, PyObject *kwargs);
 int plan_cache_init(PyObject *module);

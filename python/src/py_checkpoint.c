@@ -630,17 +630,18 @@ static PyObject *open_at(opening *o)
 
 PyObject *core_open(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"path", "rank", "check_crc", "allow_outside", NULL};
+    static char *keywords[] = {"path", "rank", "check_crc", "allow_outside", "allow_shard_gaps", NULL};
     opening o = {.opts = DCP_OPEN_OPTS_INIT};
     PyObject *path;
-    int check_crc = 0, allow_outside = 0;
+    int check_crc = 0, allow_outside = 0, allow_shard_gaps = 0;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&|$ipp:open", keywords, PyUnicode_FSConverter, &path, &o.opts.rank,
-                                     &check_crc, &allow_outside)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&|$ippp:open", keywords, PyUnicode_FSConverter, &path, &o.opts.rank,
+                                     &check_crc, &allow_outside, &allow_shard_gaps)) {
         return NULL;
     }
     o.opts.check_crc = check_crc;
     o.opts.allow_outside = allow_outside;
+    o.opts.allow_shard_gaps = allow_shard_gaps;
     o.path = PyBytes_AsString(path);
     PyObject *result = open_at(&o);
     Py_DECREF(path);

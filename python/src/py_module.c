@@ -34,7 +34,9 @@ static int init_names(void)
 static PyMethodDef functions[] = {
     {"save", WITH_KEYWORDS(core_save), "Saves a dict as a checkpoint; see docs/design/python.md."},
     {"load", WITH_KEYWORDS(core_load), "Loads a checkpoint into a dict; see docs/design/python.md."},
-    {"open", WITH_KEYWORDS(core_open), "open(path, *, rank=-1, check_crc=False, allow_outside=False)\n--\n\nOpens a checkpoint."},
+    {"open", WITH_KEYWORDS(core_open),
+     "open(path, *, rank=-1, check_crc=False, allow_outside=False, allow_shard_gaps=False)\n--\n\nOpens a checkpoint."},
+    {"convert", WITH_KEYWORDS(core_convert), "Turns a checkpoint of any form into one of another; see docs/design/convert.md."},
     {"latest", core_latest, METH_O, "latest(path)\n--\n\nPath of the newest complete checkpoint directly below a directory."},
     {"claim", WITH_KEYWORDS(core_claim),
      "claim(path, *, overwrite=False, world=1, sync=True, save_id=None, checkpoint_id=None, target_release=0)\n--\n\n"
