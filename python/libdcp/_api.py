@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def open(path: str | os.PathLike, *, rank: int | None = None, check_crc: bool = False,
+def open(path: str | os.PathLike[str], *, rank: int | None = None, check_crc: bool = False,
          allow_outside: bool = False) -> Checkpoint:
     """Opens a checkpoint and reads its metadata, no elements.
 
@@ -25,7 +25,7 @@ def open(path: str | os.PathLike, *, rank: int | None = None, check_crc: bool = 
     return Checkpoint(path, rank=rank, check_crc=check_crc, allow_outside=allow_outside)
 
 
-def save(path: str | os.PathLike, tree: Mapping, *, overwrite: bool = False, sync: bool = True, files: int = 1,
+def save(path: str | os.PathLike[str], tree: Mapping[Any, Any], *, overwrite: bool = False, sync: bool = True, files: int = 1,
          file_per_item: bool = False, align_payloads: bool = False, serialization: str = "torch_save", transform: str | None = None,
          target_release: int = 0, save_id: str | None = None, checkpoint_id: str | None = None, group: _core.Group | None = None,
          coordinator: int = 0, dedup_to_lowest: bool = False, check_content: bool = False, per_rank: Sequence[str] = (),
@@ -61,11 +61,11 @@ def save(path: str | os.PathLike, tree: Mapping, *, overwrite: bool = False, syn
                       progress=progress)
 
 
-def load(path: str | os.PathLike, into: dict | None = None, *, partial: bool = False, exact: bool = False,
+def load(path: str | os.PathLike[str], into: dict[Any, Any] | None = None, *, partial: bool = False, exact: bool = False,
          include: Sequence[str] = (), exclude: Sequence[str] = (), prefix: str = "",
          rename: Callable[[str], str | None] | None = None, group: _core.Group | None = None, per_rank: Sequence[str] = (),
          check_crc: bool = False, difference: Callable[[str, str, str], Any] | None = None, threads: int = 0,
-         memory_bytes: int = 0, rank: int | None = None, progress: Callable[[int, int], Any] | None = None) -> dict:
+         memory_bytes: int = 0, rank: int | None = None, progress: Callable[[int, int], Any] | None = None) -> dict[Any, Any]:
     """Loads a checkpoint, and returns it as a dict.
 
     into: None for all of it, in new arrays; or a dict of the form that was saved, which is returned: its arrays are filled where they
@@ -93,13 +93,13 @@ def load(path: str | os.PathLike, into: dict | None = None, *, partial: bool = F
     return into
 
 
-def _put(tree: Any, keys: tuple, value: Any) -> None:
+def _put(tree: Any, keys: tuple[Any, ...], value: Any) -> None:
     for key in keys[:-1]:
         tree = tree[key]
     tree[keys[-1]] = value
 
 
-def verify(path: str | os.PathLike, *, quick: bool = False, defect: Callable[[dict], Any] | None = None,
+def verify(path: str | os.PathLike[str], *, quick: bool = False, defect: Callable[[dict[str, Any]], Any] | None = None,
            progress: Callable[[int, int], Any] | None = None) -> dict[str, Any]:
     """Checks everything in a checkpoint that can be checked, and returns a report: n_defects, defects (dicts of code, file, fqn,
     offset, message), n_records, n_files, n_unchecked (records without any checksum), bytes (read), has_digests.
@@ -112,14 +112,14 @@ def verify(path: str | os.PathLike, *, quick: bool = False, defect: Callable[[di
         return checkpoint.verify(quick=quick, defect=defect, progress=progress)
 
 
-def hash(path: str | os.PathLike, fqn: str) -> str:
+def hash(path: str | os.PathLike[str], fqn: str) -> str:
     """SHA-256 of the row-major little-endian bytes of a tensor, in hexadecimal: the same whatever the chunks it is stored in.
     KeyError if there is no such name."""
     with Checkpoint(path) as checkpoint:
         return checkpoint.hash(fqn)
 
 
-def latest(path: str | os.PathLike) -> str:
+def latest(path: str | os.PathLike[str]) -> str:
     """Path of the newest complete checkpoint directly below a directory (or the directory itself): by the largest number at the end of
     the name where names have one, else by time. NotFoundError (a FileNotFoundError) if there is none."""
     return _core.latest(path)

@@ -38,7 +38,8 @@ def numpy_dtype(name: str) -> np.dtype:
     if name in _ML_DTYPES:
         try:
             import ml_dtypes
-            return np.dtype(getattr(ml_dtypes, name))
+            found: np.dtype = np.dtype(getattr(ml_dtypes, name))
+            return found
         except (ImportError, AttributeError):
             pass
     return np.dtype(f"<u{itemsize(name)}")
@@ -97,7 +98,7 @@ def make_array(dtype: str, shape: tuple[int, ...], memory: Any) -> np.ndarray:
     return np.frombuffer(memory, numpy_dtype(dtype)).reshape(shape)
 
 
-def descriptor_of(array: np.ndarray, dtype: str) -> tuple | None:
+def descriptor_of(array: np.ndarray, dtype: str) -> tuple[Any, ...] | None:
     """Describes an array as it lies in memory, None if that is not possible: strides that are negative or no multiple."""
     strides = array.strides
     size = array.dtype.itemsize
@@ -113,7 +114,7 @@ def name_of(dtype: np.dtype) -> str | None:
     return name if name in _NUMPY or name in _ML_DTYPES else None
 
 
-def tensor_types() -> tuple:
+def tensor_types() -> tuple[Any, ...]:
     """Exact types that the extension takes by the buffer protocol without asking."""
     numpy = sys.modules.get("numpy")
     return (numpy.ndarray,) if numpy else ()
@@ -146,7 +147,7 @@ class Describer:
         self.is_target = is_target
         self.copies: list[tuple[Any, Any]] = []  # of targets that cannot be filled as they lie: (target, contiguous copy)
 
-    def __call__(self, obj: Any) -> tuple | None:
+    def __call__(self, obj: Any) -> tuple[Any, ...] | None:
         numpy = sys.modules.get("numpy")
         if numpy and isinstance(obj, numpy.ndarray):
             return self._array(obj, name_of(obj.dtype))
@@ -164,7 +165,7 @@ class Describer:
             return ("b", obj)
         return None
 
-    def _array(self, array: np.ndarray, dtype: str | None) -> tuple | None:
+    def _array(self, array: np.ndarray, dtype: str | None) -> tuple[Any, ...] | None:
         if dtype is None:
             raise TypeError(f"arrays of dtype {array.dtype} cannot be stored in a checkpoint")
         if self.is_target and not array.flags.writeable:
@@ -174,7 +175,7 @@ class Describer:
             description = self._by_copy(array, dtype)
         return description
 
-    def _by_copy(self, array: np.ndarray, dtype: str) -> tuple | None:
+    def _by_copy(self, array: np.ndarray, dtype: str) -> tuple[Any, ...] | None:
         import numpy as np
         native = array.dtype.newbyteorder("=")
         copy = np.empty(array.shape, native) if self.is_target else np.ascontiguousarray(array, native).reshape(array.shape)
@@ -182,7 +183,7 @@ class Describer:
             self.copies.append((array, copy))
         return descriptor_of(copy, dtype)
 
-    def _scalar(self, scalar: Any) -> tuple | None:
+    def _scalar(self, scalar: Any) -> tuple[Any, ...] | None:
         import numpy as np
         if self.is_target:
             raise ValueError("a NumPy scalar cannot be filled: use an array of no dimensions, or None")

@@ -53,7 +53,8 @@ class LazyArray:
 
     def numpy(self) -> np.ndarray:
         """Reads all of it into a new array."""
-        return self[...]
+        array: np.ndarray = self[...]
+        return array
 
     def __getitem__(self, index: Any) -> Any:
         import numpy as np
@@ -63,7 +64,7 @@ class LazyArray:
             self._checkpoint._core.read_many(self._requests(box, out))
         return out[box.after]
 
-    def _requests(self, box: Box, out: np.ndarray) -> list:
+    def _requests(self, box: Box, out: np.ndarray) -> list[Any]:
         """One for the whole box, or one for each index of the dimension that is stepped over."""
         if box.stepped is None:
             return [(self.fqn, box.starts, box.sizes, descriptor_of(out, self.dtype_name))]
@@ -108,7 +109,7 @@ class LazyArray:
             raise TypeError("len() of a tensor without dimensions")
         return self.shape[0]
 
-    def __iter__(self) -> Iterator:
+    def __iter__(self) -> Iterator[Any]:
         if not self.shape:
             raise TypeError("iteration over a tensor without dimensions")
         return (self[i] for i in range(self.shape[0]))
@@ -117,7 +118,7 @@ class LazyArray:
         return f"<libdcp.LazyArray {self.fqn!r} {self.dtype_name} {list(self.shape)}>"
 
 
-class Checkpoint(Mapping):
+class Checkpoint(Mapping):  # type: ignore[type-arg]  # of str and Any
     """An open checkpoint: a mapping of names (FQNs, "model.w") to LazyArray for tensors, and to values for objects.
 
     Names are in the order of the metadata; the own values of single ranks are called "rank.<r>.<name>". Objects are decoded when
@@ -125,7 +126,7 @@ class Checkpoint(Mapping):
     or close() it. It may be used by several threads at once.
     """
 
-    def __init__(self, path: str | os.PathLike, *, rank: int | None = None, check_crc: bool = False,
+    def __init__(self, path: str | os.PathLike[str], *, rank: int | None = None, check_crc: bool = False,
                  allow_outside: bool = False) -> None:
         self._core = _core.open(path, rank=-1 if rank is None else rank, check_crc=check_crc, allow_outside=allow_outside)
         self._names: dict[str, None] | None = None
@@ -140,15 +141,14 @@ class Checkpoint(Mapping):
         """The LazyArray or the object of that name. KeyError if there is none."""
         kind, dtype, shape, _, _, _ = self._core.item(fqn)
         if kind == "tensor":
-            return LazyArray(self, fqn, shape, dtype)
+            return LazyArray(self, fqn, shape or (), dtype or "")
         return self._core.object(fqn, make_tensor=make_array, make_opaque=Opaque)
 
     def __contains__(self, fqn: object) -> bool:
         try:
-            self._core.item(fqn)
-        except (KeyError, TypeError):
+            return isinstance(fqn, str) and bool(self._core.item(fqn))
+        except KeyError:
             return False
-        return True
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._all())
@@ -161,7 +161,7 @@ class Checkpoint(Mapping):
         n_tensors, n_objects, n_chunks, n_files, tensor_bytes, metadata_bytes."""
         return self._core.info()
 
-    def tree(self) -> dict:
+    def tree(self) -> dict[Any, Any]:
         """Reads everything, nested as it was saved: tensors as NumPy arrays, objects as values."""
         return self._core.tree(make_tensor=make_array, make_opaque=Opaque)
 
@@ -178,7 +178,7 @@ class Checkpoint(Mapping):
             requests.append((fqn, None, None, descriptor))
         self._core.read_many(requests, progress=progress)
 
-    def verify(self, *, quick: bool = False, defect: Callable[[dict], Any] | None = None,
+    def verify(self, *, quick: bool = False, defect: Callable[[dict[str, Any]], Any] | None = None,
                progress: Callable[[int, int], Any] | None = None) -> dict[str, Any]:
         """Checks everything that can be checked: see libdcp.verify."""
         return self._core.verify(quick, defect, progress)

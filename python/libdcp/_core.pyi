@@ -1,7 +1,9 @@
 """The extension. For libdcp's own packages: what programs use is in libdcp and libdcp.torch."""
 import os
-from collections.abc import Buffer, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
+
+from typing_extensions import Buffer
 
 __version__: str
 
@@ -82,7 +84,7 @@ class Checkpoint:
     def hash(self, fqn: str, /) -> str: ...
     def close(self) -> None: ...
     def __enter__(self) -> Checkpoint: ...
-    def __exit__(self, *unused: object) -> None: ...
+    def __exit__(self, *unused: Any) -> None: ...
 
 class Claim:
     @property

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def expand(index: Any, ndim: int) -> list:
+def expand(index: Any, ndim: int) -> list[Any]:
     """The index as a list with one int or slice for each dimension, and None for each new axis. IndexError, TypeError as NumPy."""
     parts = list(index) if isinstance(index, tuple) else [index]
     if sum(part is Ellipsis for part in parts) > 1:
@@ -46,7 +46,7 @@ class Box:
         self.sizes: list[int] = []
         self.stepped: int | None = None
         self.indexes: range = range(0)
-        after: list = []
+        after: list[Any] = []
         for part in expand(index, len(shape)):
             if part is None:
                 after.append(None)
@@ -79,7 +79,7 @@ class Box:
         return slice(None, None, step if wanted.step > 0 else -step)
 
 
-def _keep_scalars(index: Any, after: list) -> tuple:
+def _keep_scalars(index: Any, after: list[Any]) -> tuple[Any, ...]:
     """An index of integers alone gives a scalar, as in NumPy; with an ellipsis, an array of no dimensions."""
     parts = index if isinstance(index, tuple) else (index,)
     return tuple(after) + ((Ellipsis,) if any(part is Ellipsis for part in parts) else ())

@@ -1,5 +1,6 @@
 """The functions of libdcp, with NumPy."""
 import array as arrays
+import ast
 import collections
 import os
 import subprocess
@@ -296,6 +297,30 @@ class Import(unittest.TestCase):
                 "missing = [n for n in libdcp.__all__ if not hasattr(libdcp, n)]\n"
                 "assert not missing, missing\n")
         subprocess.run([sys.executable, "-c", code], check=True)
+
+    def test_the_stub_of_the_extension_has_what_is_there(self):
+        core = libdcp._core
+        with open(os.path.join(os.path.dirname(libdcp.__file__), "_core.pyi")) as f:
+            stub = ast.parse(f.read())
+        defined = {node.name: node for node in stub.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+        public = {name for name in vars(core) if not name.startswith("_")}
+        self.assertEqual(public, set(defined))
+        for name, node in defined.items():
+            if isinstance(node, ast.ClassDef) and not issubclass(getattr(core, name), Exception):
+                members = {m.name for m in node.body if isinstance(m, ast.FunctionDef) and not m.name.startswith("_")}
+                self.assertEqual({m for m in vars(getattr(core, name)) if not m.startswith("_")}, members, name)
+
+    def test_the_stub_names_the_arguments_that_are_there(self):
+        with open(os.path.join(os.path.dirname(libdcp.__file__), "_core.pyi")) as f:
+            stub = ast.parse(f.read())
+        nowhere = os.path.join(__file__, "below a file")
+        for node in stub.body:
+            if isinstance(node, ast.FunctionDef) and node.args.kwonlyargs:
+                for name in [*(argument.arg for argument in node.args.kwonlyargs), "no_such_argument"]:
+                    with self.subTest(node.name, argument=name), self.assertRaises(Exception) as caught:
+                        getattr(libdcp._core, node.name)(*[nowhere] * len(node.args.args), **{name: object()})
+                    is_unknown = "invalid keyword" in str(caught.exception)
+                    self.assertEqual(is_unknown, name == "no_such_argument", (node.name, name))
 
     def test_everything_public_has_a_docstring(self):
         for name in libdcp.__all__:
