@@ -128,6 +128,12 @@ def held_parts(obj):
     return None
 
 
+def held_elems(obj):
+    """How many elements of a tensor this process holds."""
+    parts = held_parts(obj)
+    return obj.numel() if parts is None else sum(part.numel() for _, part in parts)
+
+
 def _is_placed(obj):
     return CheckpointableTensor is not None and hasattr(obj, "global_offsets") and isinstance(obj, CheckpointableTensor)
 
@@ -206,19 +212,20 @@ def readable_into(target, dtype):
 
 
 def materialise(state_dict):
-    """Gives tensors on the meta device memory: on the device of the default group, or on the host without one."""
+    """Gives tensors on the meta device memory: where the default group works, or on the host without one."""
     if not _has_meta(state_dict):
         return
-    device = _default_device()
+    device = device_of_group()
     _iterate_state_dict(
         state_dict, lambda value: _real_dtensor(value, device), _refuse_meta, lambda value: _real_tensor(value, device)
     )
 
 
-def _default_device():
+def device_of_group(process_group=None):
+    """Where a group's collectives work: the host if they do there, else this process's device."""
     if not (dist.is_available() and dist.is_initialized()):
         return torch.device("cpu")
-    types = [device.type for device in getattr(dist.group.WORLD, "_device_types", ())]
+    types = [device.type for device in getattr(process_group or dist.group.WORLD, "_device_types", ())]
     if not types or "cpu" in types:
         return torch.device("cpu")
     return torch.device(types[0], getattr(torch, types[0]).current_device())

@@ -15,10 +15,16 @@ REPLACED = {
     "_storage_utils": ("_storage_setup",),
     "state_dict_saver": ("save", "save_state_dict", "_save_state_dict"),
     "state_dict_loader": ("load", "load_state_dict", "_load_state_dict", "_load_state_dict_from_keys"),
+    "format_utils": ("BroadcastingTorchSaveReader", "DynamicMetaLoadPlanner", "dcp_to_torch_save", "torch_save_to_dcp"),
+    "optimizer": ("load_sharded_optimizer_state_dict",),
+    "hf_storage": ("HuggingFaceStorageReader", "HuggingFaceStorageWriter"),
+    "quantized_hf_storage": ("QuantizedHuggingFaceStorageReader",),
+    "_consolidate_hf_safetensors": ("consolidate_safetensors_files", "consolidate_safetensors_files_on_every_rank"),
+    "_fsspec_filesystem": ("FsspecReader", "FsspecWriter"),
+    "fsspec_filesystem": ("FsspecReader", "FsspecWriter"),
 }
 # Modules of PyTorch that hold those names: where they are defined, and where they are imported from there.
-HOLDERS = ("", *REPLACED, "format_utils", "optimizer", "_fsspec_filesystem", "_checkpointer", "hf_storage",
-           "quantized_hf_storage")  # fmt: skip
+HOLDERS = ("", *REPLACED, "_checkpointer")
 
 _lock = threading.Lock()
 _replaced = []  # (PyTorch's module, name, its own object)
@@ -34,6 +40,8 @@ def install():
         ours = {}
         for inner, names in REPLACED.items():
             theirs = _theirs(inner)
+            if theirs is None:
+                continue
             ours.update((id(getattr(theirs, name)), getattr(_ours(inner), name)) for name in names if hasattr(theirs, name))
         for module in holders:
             for name, value in list(vars(module).items()):

@@ -21,7 +21,15 @@ def load(state_dict, reader, planner, *, process_group=None, coordinator=0, no_d
             return
         if options:
             raise ValueError(f"{', '.join(sorted(options))}: only with libdcp's own planner and reader, nothing overridden")
+        _join(reader, process_group, no_dist)
         _Hooks(state_dict, reader, planner, channel.rank, channel.rank == coordinator).load_together(Steps(channel, coordinator))
+
+
+def _join(reader, process_group, no_dist):
+    """Tells a reader of ours whose ranks work together which ones they are. PyTorch's interface has no place for it."""
+    join = getattr(reader, "_join", None)
+    if join is not None:
+        join(process_group, no_dist)
 
 
 class _Hooks:

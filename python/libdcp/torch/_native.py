@@ -9,7 +9,7 @@ from . import _describe, _errors, _group, _metadata, _objects
 from ._hooks import is_untouched
 from ._steps import Steps
 from .default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from .filesystem import FileSystemReader, FileSystemWriter, is_local, warn_of_existing
+from .filesystem import FileSystemReader, FileSystemWriter, has_known_transforms, is_local, warn_of_existing
 
 
 def can_save(writer, planner):
@@ -29,6 +29,7 @@ def can_load(reader, planner):
         and planner.flatten_sharded_tensors
         and is_untouched(reader, FileSystemReader)
         and is_local(reader)
+        and has_known_transforms(reader)
     )
 
 

@@ -23,10 +23,11 @@ def save(state_dict, writer, planner, *, process_group=None, coordinator=0, no_d
         if options:
             raise ValueError(f"{', '.join(sorted(options))}: only with libdcp's own planner and writer, nothing overridden")
         hooks = _Hooks(state_dict, writer, planner, channel.rank, channel.rank == coordinator, use_collectives)
+        _tell(writer, "_begin")
         try:
             return hooks.save_together(Steps(channel, coordinator)) if use_collectives else hooks.save_alone()
         except BaseException:
-            _abandon(writer)
+            _tell(writer, "_abandon")
             raise
 
 
@@ -36,11 +37,12 @@ def _channel(process_group, no_dist, use_collectives):
     return channel_of(process_group) if use_collectives else _group.alone_in(process_group)
 
 
-def _abandon(writer):
-    """Gives up the place that our writer has claimed. Others have nothing like it."""
-    abandon = getattr(writer, "_abandon", None)
-    if abandon is not None:
-        abandon()
+def _tell(writer, what):
+    """Our writers learn where a save begins, and that it has failed: then they give up their place and remove their files. Others
+    have nothing like it."""
+    method = getattr(writer, what, None)
+    if method is not None:
+        method()
 
 
 class _Hooks:

@@ -27,7 +27,7 @@ def _storage_setup(storage, checkpoint_id, reader=False):
 def _kinds(reader):
     yield FileSystemReader if reader else FileSystemWriter
     try:
-        from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+        from ._remote import FsspecReader, FsspecWriter
     except ImportError:  # fsspec is optional
         return
     yield FsspecReader if reader else FsspecWriter

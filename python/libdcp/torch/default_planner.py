@@ -4,9 +4,14 @@ They plan as PyTorch's do, with its code, where a program overrides something; o
 the loading of objects, which executes nothing.
 """
 
+import collections
+
+import torch
 import torch.distributed.checkpoint.default_planner as _original
 from torch.distributed.checkpoint._traverse import set_element, traverse_state_dict_v_2_3
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from .. import _core
 from . import _describe, _objects
 from ._mirror import attributes
 
@@ -29,7 +34,21 @@ class DefaultLoadPlanner(_original.DefaultLoadPlanner):
             raise AssertionError("set_up_planner was not given metadata")
         if self.flatten_state_dict:
             self._flatten_as_saved()
-        return _original.create_default_local_load_plan(self.state_dict, self.metadata, not self.allow_partial_load)
+        plan = _original.create_default_local_load_plan(self.state_dict, self.metadata, not self.allow_partial_load)
+        self._refuse_gaps(plan)
+        return plan
+
+    def _refuse_gaps(self, plan):
+        """What no chunk of the checkpoint covers would stay as it is, and nobody would know."""
+        found = collections.Counter()
+        for item in plan.items:
+            found[item.dest_index.fqn] += item.lengths.numel()
+        for name, value in self.state_dict.items():
+            entry = self.metadata.state_dict_metadata.get(name)
+            if isinstance(value, torch.Tensor) and isinstance(entry, TensorStorageMetadata):
+                wanted = _describe.held_elems(value)
+                if found[name] < wanted:
+                    raise _core.MismatchError(f"{name}: of {wanted} elements that are wanted here the checkpoint has {found[name]}")
 
     def _flatten_as_saved(self):
         """Releases up to 2.3 did not enter containers without tensors. If names of the checkpoint are missing from the state and

@@ -2,9 +2,11 @@
 
 The writer and the reader are subclasses of PyTorch's. Used with nothing overridden, whole saves and loads run in C. Under a planner of
 the program, under PyTorch's own `save` and `load`, or in subclasses, each method does its part of the work with the C library:
-records, commit and metadata. What the C library does not know (Python file systems and stream transforms) is left to PyTorch's code.
+records, commit and metadata. What the C library does not know (Python file systems and stream transforms) goes through Python's
+streams, by the same rules.
 """
 
+import functools
 import os
 import uuid
 import warnings
@@ -18,7 +20,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from .. import _core
-from . import _describe, _metadata
+from . import _describe, _metadata, _streams
 from ._mirror import attributes
 
 __all__ = list(_original.__all__)
@@ -40,15 +42,26 @@ def is_local(storage):
     return type(storage.fs) is _original.FileSystem and not vars(storage.fs)
 
 
+def has_known_transforms(reader):
+    """Whether a reader can undo no other stream transforms than the C library."""
+    transforms = reader.transforms
+    if type(transforms) is not _original._StorageReaderTransforms:
+        return False
+    return transforms.extension_registry.extensions == {ZStandard.registry_name(): ZStandard}
+
+
 class FileSystemWriter(_original.FileSystemWriter):
     """Writes checkpoints into a directory. Options and defaults are PyTorch's.
 
     A checkpoint that is there is replaced as a whole or not at all: its files stay until the new one is published.
     """
 
+    _sync = functools.cached_property(lambda self: _streams.Sync())  # of Python's streams
+    _written = ()  # names of files of the current save, as long as nobody else looks after them
     _claim = None  # of the coordinator: the place is ours until it is published or given up
 
     def reset(self, checkpoint_id=None):
+        self._begin()
         self._abandon()
         super().reset(checkpoint_id)
 
@@ -69,17 +82,19 @@ class FileSystemWriter(_original.FileSystemWriter):
             self._abandon()
             self._claim = self._claim_place(len(plans))
             generation = self._claim.generation
+        elif self.use_collectives:
+            generation = _streams.generation_of(self)
         names = ("__{}_{}_" if generation else "__{}_").format
         return [_with_prefix(plan, names(i, generation)) if plan.storage_data is None else plan for i, plan in enumerate(plans)]
 
     def write_data(self, plan, planner):
         if not self._writes_in_c():
-            return super().write_data(plan, planner)
+            return _streams.write_data(self, plan, planner)
         return done(self._write_records(plan, planner))
 
     def finish(self, metadata, results):
         if not (self.use_collectives and self._writes_in_c()):
-            super().finish(metadata, results)
+            _streams.finish(self, metadata, results)
             return
         metadata.version = _original.CURRENT_DCP_VERSION
         metadata.storage_data = {result.index: result.storage_data for of_rank in results for result in of_rank}
@@ -119,11 +134,16 @@ class FileSystemWriter(_original.FileSystemWriter):
             return False
         return True
 
+    def _begin(self):
+        self._written = []
+
     def _abandon(self):
-        """Gives up a place that was claimed for a save that did not come to its end."""
+        """After a save that did not come to its end: gives up the place, and removes what this process has written in Python."""
         claim, self._claim = self._claim, None
         if claim is not None:
             claim.abort()
+        written, self._written = self._written, []
+        _streams.remove(self, written)
 
     def _refuse_existing(self):
         for rank in (None, self.rank):
@@ -200,9 +220,9 @@ class FileSystemReader(_original.FileSystemReader):
         super().reset(checkpoint_id)
 
     def read_metadata(self, *args, **kwargs):
-        if not is_local(self):
-            return super().read_metadata(*args, **kwargs)
         rank = kwargs.get("rank")
+        if not is_local(self):
+            return _streams.read_metadata(self, rank)
         checkpoint = _core.open(self.path, rank=-1 if rank is None else rank)
         if rank is None and checkpoint.info()["layout"].startswith("rank-local"):
             raise FileNotFoundError(f"{self._get_metadata_path()}: ranks were saved here each by itself")
@@ -212,13 +232,19 @@ class FileSystemReader(_original.FileSystemReader):
         return metadata
 
     def read_data(self, plan, planner):
-        if self._checkpoint is None or self.storage_data is not self._known_storage:
-            return super().read_data(plan, planner)  # places that the program has changed, or a file system of its own
+        if not self._reads_in_c():
+            return _streams.read_data(self, plan, planner)
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
                 self._read_object(item, planner)
         self._read_tensors([item for item in plan.items if item.type != LoadItemType.BYTE_IO], planner)
         return done(None)
+
+    def _reads_in_c(self):
+        """Not on a file system of the program's own, from places that it has changed, or with stream transforms that it brings."""
+        if self._checkpoint is None or self.storage_data is not self._known_storage:
+            return False
+        return has_known_transforms(self)
 
     def _read_object(self, item, planner):
         import io

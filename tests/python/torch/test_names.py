@@ -92,6 +92,13 @@ OURS = {
     "state_dict_saver": {"save", "save_state_dict", "_save_state_dict", "_stateful_to_state_dict"},
     "state_dict_loader": {"load", "load_state_dict", "_load_state_dict", "_load_state_dict_from_keys"},
     "_storage_utils": {"_storage_setup"},
+    "format_utils": {"BroadcastingTorchSaveReader", "DynamicMetaLoadPlanner", "dcp_to_torch_save", "torch_save_to_dcp"},
+    "optimizer": {"load_sharded_optimizer_state_dict"},
+    "hf_storage": {"HuggingFaceStorageReader", "HuggingFaceStorageWriter"},
+    "quantized_hf_storage": {"QuantizedHuggingFaceStorageReader"},
+    "_consolidate_hf_safetensors": {"consolidate_safetensors_files", "consolidate_safetensors_files_on_every_rank"},
+    "_fsspec_filesystem": {"FsspecReader", "FsspecWriter"},
+    "fsspec_filesystem": {"FsspecReader", "FsspecWriter"},
 }
 
 

@@ -1,0 +1,287 @@
+"""Directories of safetensors files, as Hugging Face has them: `torch.distributed.checkpoint.hf_storage`."""
+
+import collections
+import concurrent.futures
+import dataclasses
+import json
+import os
+import re
+import uuid
+
+import torch.distributed.checkpoint.hf_storage as _original
+from torch.distributed.checkpoint._hf_utils import CUSTOM_METADATA_KEY, SHARDED_DIR_NAME, SUFFIX, _gen_file_name, _HFStorageInfo
+from torch.distributed.checkpoint._hf_utils import _metadata_fn as INDEX
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+
+from .. import _core
+from . import _metadata, _safetensors, _streams
+from ._consolidate_hf_safetensors import consolidate_safetensors_files
+from ._mirror import attributes
+from .filesystem import FileSystemReader, done, is_local
+
+__all__ = list(_original.__all__)
+
+# Names of files that PyTorch and we give.
+WHOLE = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
+
+
+class HuggingFaceStorageWriter(_original.HuggingFaceStorageWriter):
+    """Writes safetensors files: whole tensors with an index, or each rank's shards, consolidated afterwards if so wanted.
+
+    Files get their names when all of them are complete, and files of an earlier save that would be read together with the new ones
+    are removed then. Shards say how large the whole tensors are, so that a lost file does not pass for a smaller tensor.
+    """
+
+    _written = ()  # temporary names of this process's files
+
+    def __init__(
+        self,
+        path,
+        fqn_to_index_mapping=None,
+        thread_count=1,
+        save_distributed=False,
+        enable_consolidation=False,
+        thread_count_consolidation=1,
+    ):
+        super().__init__(
+            path,
+            fqn_to_index_mapping,
+            thread_count,
+            save_distributed,
+            enable_consolidation,
+            thread_count_consolidation,
+        )
+        self._sync = _streams.Sync()
+        self._place(path)
+
+    def reset(self, checkpoint_id=None):
+        super().reset(checkpoint_id)
+        if checkpoint_id:
+            self._place(checkpoint_id)
+
+    def _place(self, path):
+        """Whole tensors go to `path`; shards that are to be consolidated to a directory below."""
+        self.path = self.fs.init_path(path)
+        self.consolidated_output_path = None
+        if self.enable_consolidation and self.save_distributed:
+            self.consolidated_output_path = str(self.path)
+            self.path = self.fs.concat_path(self.path, SHARDED_DIR_NAME)
+
+    def prepare_local_plan(self, plan):
+        for item in plan.items:
+            self._check(item)
+        self.fs.mkdir(self.path)
+        return plan
+
+    def _check(self, item):
+        name = item.index.fqn
+        if item.type == WriteItemType.BYTE_IO:
+            raise _core.UnsupportedError(f"{name} is no tensor, and safetensors files hold nothing else")
+        data = item.tensor_data
+        _safetensors.check(name, data.properties.dtype)
+        if self.fqn_to_index_mapping is not None and name not in self.fqn_to_index_mapping:
+            raise ValueError(f"{name} is missing from fqn_to_index_mapping: no file is chosen for it")
+        if not self.save_distributed and tuple(data.chunk.sizes) != tuple(data.size):
+            raise ValueError(
+                f"{name}: this process has {tuple(data.chunk.sizes)} of {tuple(data.size)}; shards need save_distributed=True"
+            )
+
+    def prepare_global_plan(self, plans):
+        """Decides the names of all files: a list of names for each rank, and for each of its items a place in that list."""
+        layout = _Layout(self.fqn_to_index_mapping, self.save_distributed, plans)
+        suffix = f".{uuid.uuid4().hex}.tmp"
+        return [
+            dataclasses.replace(plan, storage_data={"files": layout.files_of(rank), "suffix": suffix})
+            for rank, plan in enumerate(plans)
+        ]
+
+    def write_data(self, plan, planner):
+        by_file = collections.defaultdict(list)
+        for item, name in zip(plan.items, plan.storage_data["files"], strict=True):
+            by_file[name].append(item)
+        suffix = plan.storage_data["suffix"]
+        self._written = [name + suffix for name in by_file]
+        try:
+            with concurrent.futures.ThreadPoolExecutor(max(self.thread_count, 1)) as threads:
+                work = [threads.submit(self._write_file, name, suffix, items, planner) for name, items in by_file.items()]
+                return done([result for one in work for result in one.result()])
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _write_file(self, name, suffix, items, planner):
+        by_name = {item.index.fqn: item for item in items}
+        entries = _safetensors.in_order(map(_safetensors.entry_of, items))
+        with self.fs.create_stream(self.fs.concat_path(self.path, name + suffix), "wb") as stream:
+            _safetensors.write(stream, entries, lambda entry: planner.resolve_data(by_name[entry.name]))
+            if self.sync_files:
+                self._sync(stream)
+        offset = len(_safetensors.header(entries))
+        results = []
+        for entry in entries:
+            info = _StorageInfo(name + suffix, offset, entry.length)
+            results.append(WriteResult(by_name[entry.name].index, entry.length, info))
+            offset += entry.length
+        return results
+
+    def _begin(self):
+        self._written = []
+
+    def _abandon(self):
+        """After a save that did not come to its end. Nobody else gives files such names."""
+        written, self._written = self._written, []
+        _streams.remove(self, written)
+
+    def finish(self, metadata, results):
+        places = [result for of_rank in results for result in of_rank]
+        old = self._old_files()
+        files = {}
+        for result in places:
+            temporary = result.storage_data.relative_path
+            files[temporary] = result.storage_data.relative_path = re.sub(r"\.[0-9a-f]{32}\.tmp$", "", temporary)
+        try:
+            for temporary, name in files.items():
+                self._rename(temporary, name)
+        except BaseException:
+            _streams.remove(self, files)
+            raise
+        _streams.remove(self, old - set(files.values()))
+        if not self.save_distributed:
+            self._write_index(places)
+        elif self.consolidated_output_path is not None:
+            self._consolidate(metadata)
+
+    def _rename(self, temporary, name):
+        self.fs.rename(self.fs.concat_path(self.path, temporary), self.fs.concat_path(self.path, name))
+
+    def _old_files(self):
+        """Files of an earlier save of the same kind. Whole files are those of its index; shards tell by their header."""
+        names = [os.path.basename(str(path)) for path in self.fs.ls(self.path)]
+        if not self.save_distributed:
+            return {name for name in self._indexed() if WHOLE.fullmatch(name) and name in names}
+        return {name for name in names if SHARD.fullmatch(name) and self._has_sharding_info(name)}
+
+    def _indexed(self):
+        try:
+            with self.fs.create_stream(self.fs.concat_path(self.path, INDEX), "r") as stream:
+                return set(json.load(stream)["weight_map"].values())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return set()
+
+    def _has_sharding_info(self, name):
+        with self.fs.create_stream(self.fs.concat_path(self.path, name), "rb") as stream:
+            length = min(int.from_bytes(stream.read(8), "little"), _safetensors.HEADER_LIMIT_BYTES)
+            return CUSTOM_METADATA_KEY.encode() in stream.read(length)
+
+    def _write_index(self, results):
+        index = {
+            "metadata": {"total_size": sum(result.storage_data.length for result in results)},
+            "weight_map": {result.index.fqn: result.storage_data.relative_path for result in results},
+        }
+        temporary = f"{INDEX}.tmp"
+        with self.fs.create_stream(self.fs.concat_path(self.path, temporary), "w") as stream:
+            json.dump(index, stream, indent=2)
+            if self.sync_files:
+                self._sync(stream)
+        self._rename(temporary, INDEX)
+
+    def _consolidate(self, metadata):
+        mapping = self.fqn_to_index_mapping or dict.fromkeys(metadata.state_dict_metadata, 1)
+        consolidate_safetensors_files(
+            input_dir=str(self.path),
+            output_dir=self.consolidated_output_path,
+            fqn_to_index_mapping={name: mapping[name] for name in metadata.state_dict_metadata},
+            num_threads=self.thread_count_consolidation,
+        )
+
+
+class _Layout:
+    """Which file each item of each rank goes to.
+
+    A file cannot hold two shards of one name, so a rank that has several of a tensor puts them into several files. And files of
+    whole tensors have one writer each.
+    """
+
+    def __init__(self, mapping, is_sharded, plans):
+        self._mapping = mapping
+        self._is_sharded = is_sharded
+        self._highest = max(mapping.values(), default=1) if mapping else 1
+        self._numbers = [self._numbers_of(plan) for plan in plans]
+        self._copies = max((copy for numbers in self._numbers for _, copy in numbers), default=0) + 1
+        if not is_sharded:
+            self._separate(plans)
+
+    def files_of(self, rank):
+        total = self._highest * self._copies
+        return [
+            _gen_file_name(index + copy * self._highest, total, rank + 1 if self._is_sharded else None)
+            for index, copy in self._numbers[rank]
+        ]
+
+    def _numbers_of(self, plan):
+        """(index of the file, how many shards of the name came before) of each item."""
+        seen = collections.Counter()
+        numbers = []
+        for item in plan.items:
+            name = item.index.fqn
+            numbers.append((self._mapping[name] if self._mapping else 1, seen[name]))
+            seen[name] += 1
+        return numbers
+
+    def _separate(self, plans):
+        """Several ranks with whole tensors: without a mapping each gets a file of its own."""
+        writers = [rank for rank, plan in enumerate(plans) if plan.items]
+        if self._mapping:
+            self._refuse_shared_files(writers)
+            return
+        self._highest = max(len(writers), 1)
+        for position, rank in enumerate(writers, 1):
+            self._numbers[rank] = [(position, copy) for _, copy in self._numbers[rank]]
+
+    def _refuse_shared_files(self, writers):
+        owner = {}
+        for rank in writers:
+            for index, _ in self._numbers[rank]:
+                if owner.setdefault(index, rank) != rank:
+                    raise ValueError(
+                        f"ranks {owner[index]} and {rank} both have tensors for file {index}: save from one rank (no_dist=True), or"
+                        " with save_distributed=True"
+                    )
+
+
+class HuggingFaceStorageReader(FileSystemReader, _original.HuggingFaceStorageReader):
+    """Reads every safetensors file directly in a directory, of this library, PyTorch or others, whole or as shards.
+
+    Only what is asked for is read.
+    """
+
+    def read_metadata(self):
+        if not is_local(self):
+            return _original.HuggingFaceStorageReader.read_metadata(self)
+        self._checkpoint = _core.open(self.path, allow_shard_gaps=True)
+        layout = self._checkpoint.info()["layout"]
+        if layout != "hugging face":
+            raise _core.NotFoundError(f"{self.path} is no directory of {SUFFIX} files, but {layout}")
+        metadata = _metadata.metadata_of(self._checkpoint)
+        metadata.storage_data = self._places(metadata)
+        metadata.planner_data = None
+        metadata.storage_meta.load_id = self.load_id
+        self._known_storage = metadata.storage_data
+        return metadata
+
+    def _places(self, metadata):
+        """The storage data in PyTorch's form for these files."""
+        places = {}
+        for name, entry in metadata.state_dict_metadata.items():
+            for chunk in entry.chunks:
+                index = MetadataIndex(name, chunk.offsets)
+                file = os.path.join(self.path, metadata.storage_data[index].relative_path)
+                places[index] = _HFStorageInfo(file, chunk.sizes, entry.properties.dtype)
+        return places
+
+
+__getattr__, __dir__ = attributes(__name__)
