@@ -39,7 +39,9 @@ struct dcp_checkpoint {
     char *path; /* as the caller gave it, for messages */
     dcp_layout layout;
     bool allow_outside, check_crc, allow_shard_gaps;
-    bool is_recovered; /* .metadata is in pieces, meta is from .metadata.tmp */
+    bool is_recovered;     /* .metadata is in pieces, meta is from .metadata.tmp */
+    dcp__buf *kept;        /* while opening for a group: what `.metadata` holds, for the others; NULL: not wanted */
+    const dcp__buf *given; /* while opening in a group: what another rank has found in `.metadata`; NULL: look for it */
     dcp__metadata *meta;
     uint64_t metadata_bytes;
     int world;             /* 0: unknown */
@@ -61,6 +63,10 @@ struct dcp_checkpoint {
 };
 
 /* ---- open.c and one file for each kind of layout: fill ck->meta ---- */
+/* dcp_checkpoint_open for a group: one rank opens and keeps the bytes of `.metadata`, none if that is not what tells all about
+ * the checkpoint; the others are given them and look at nothing. Both may be NULL. */
+dcp_status dcp__checkpoint_open(dcp_context *ctx, const char *path, const dcp_open_opts *opts, dcp__buf *kept,
+                                const dcp__buf *given, dcp_checkpoint **out, dcp_error *err);
 /* only NULL: all items. */
 dcp_status dcp__read_metadata_file(dcp_checkpoint *ck, const char *name, const dcp_str *only, dcp__metadata **out,
                                    dcp_error *err);

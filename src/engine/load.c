@@ -213,17 +213,48 @@ dcp_status dcp_load_from(dcp_checkpoint *ck, dcp_value *state, const dcp_load_op
     return load_together(ck->ctx, ck, DCP_OK, state, opts, report, err);
 }
 
+/* Collective up to where all know what rank 0 has found. It alone lists the directory and reads `.metadata`. Ranks that know the
+ * place by another path look for themselves, and so do all where it is another form of checkpoint. is_over: the ranks have
+ * agreed on a failure. */
+static dcp_status open_together(dcp_context *ctx, const char *path, const dcp_load_opts *opts, dcp_checkpoint **out,
+                                bool *is_over, dcp_error *err)
+{
+    const dcp__step step = {ctx, opts->comm, "plan", opts->failures};
+    const uint64_t place = dcp__xxh3_64(path, strlen(path));
+    dcp__buf metadata; /* and behind it the place */
+    dcp__buf_init(&metadata, ctx);
+    dcp_status mine = opts->failed ? dcp__fail_as(err, opts->failed) : DCP_OK;
+    if (mine == DCP_OK && opts->comm->rank == 0) {
+        mine = dcp__checkpoint_open(ctx, path, &opts->open, &metadata, NULL, out, err);
+        dcp__buf_put(&metadata, &place, sizeof place);
+        mine = mine == DCP_OK && metadata.failed ? dcp__nomem(err) : mine;
+    }
+    dcp_status status = dcp__broadcast(&step, mine, 0, &metadata, err);
+    *is_over = status != DCP_OK;
+    if (status == DCP_OK && opts->comm->rank != 0) {
+        metadata.len -= sizeof place;
+        bool is_told = metadata.len && memcmp(metadata.data + metadata.len, &place, sizeof place) == 0;
+        status = dcp__checkpoint_open(ctx, path, &opts->open, NULL, is_told ? &metadata : NULL, out, err);
+    }
+    dcp__buf_reset(&metadata);
+    return status;
+}
+
 static dcp_status load_once(dcp_context *ctx, const char *path, dcp_value *state, const dcp_load_opts *opts,
                             dcp_load_report *report, char save_id[DCP__SAVE_ID_BYTES], dcp_error *err)
 {
     dcp_checkpoint *ck = NULL;
     dcp_checkpoint_info info = DCP_CHECKPOINT_INFO_INIT;
-    dcp_status status = dcp_checkpoint_open(ctx, path, opts ? &opts->open : NULL, &ck, err);
+    bool is_over = false, has_group = opts && opts->struct_size == sizeof *opts && opts->comm && opts->comm->size > 1;
+    dcp_status status = has_group ? open_together(dcp__context(ctx), path, opts, &ck, &is_over, err)
+                                  : dcp_checkpoint_open(ctx, path, opts ? &opts->open : NULL, &ck, err);
     if (status == DCP_OK) {
         dcp_checkpoint_get_info(ck, &info, NULL);
         snprintf(save_id, DCP__SAVE_ID_BYTES, "%s", info.save_id);
     }
-    status = load_together(dcp__context(ctx), ck, status, state, opts, report, err);
+    if (!is_over) {
+        status = load_together(dcp__context(ctx), ck, status, state, opts, report, err);
+    }
     dcp_checkpoint_close(ck);
     return status;
 }

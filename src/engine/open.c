@@ -176,12 +176,33 @@ static bool recover(dcp_checkpoint *ck, const dcp_str *only)
     return true;
 }
 
+/* `.metadata` by way of memory: for the ranks of a group one of them reads it. */
+static dcp_status read_shared_metadata(dcp_checkpoint *ck, const dcp_str *only, dcp_error *err)
+{
+    dcp_status status = DCP_OK;
+    if (!ck->given) {
+        status = dcp__read_file(ck, metadata_name, UINT64_MAX, ck->kept, err);
+    }
+    const dcp__buf *b = ck->given ? ck->given : ck->kept;
+    const dcp__source src = dcp__source_memory(b->data, b->len);
+    status = status == DCP_OK ? dcp__metadata_read(ck->ctx, &src, only, &ck->meta, err) : status;
+    if (status != DCP_OK) {
+        if (ck->kept) {
+            ck->kept->len = 0; /* the others find out by themselves what is there */
+        }
+        return dcp__prefix(err, status, "%s: ", metadata_name);
+    }
+    ck->metadata_bytes += b->len;
+    return DCP_OK;
+}
+
 static dcp_status load_dcp(dcp_checkpoint *ck, const listing *l, const dcp_str *only, dcp_error *err)
 {
     dcp_error fault = DCP_ERROR_INIT;
     only = only->ptr ? only : NULL;
     ck->layout = DCP_LAYOUT_DCP;
-    dcp_status status = dcp__read_metadata_file(ck, metadata_name, only, &ck->meta, &fault);
+    dcp_status status = ck->given || ck->kept ? read_shared_metadata(ck, only, &fault)
+                                              : dcp__read_metadata_file(ck, metadata_name, only, &ck->meta, &fault);
     if ((status == DCP_FORMAT || status == DCP_CHECKSUM || status == DCP_LIMIT) && l->has_unfinished && recover(ck, only)) {
         dcp__log(ck->ctx, DCP_LOG_WARNING, "%s: %s; %s is used instead", ck->path, fault.message, temporary_name);
         return DCP_OK;
@@ -207,8 +228,8 @@ static int compare_names(const void *a, const void *b)
 
 static dcp_status load_directory(dcp_checkpoint *ck, const dcp_open_opts *o, dcp_error *err)
 {
-    listing l = {.ctx = ck->ctx};
-    dcp_status status = ck->storage->ops->list(ck->storage, ck->dir, see_entry, &l, err);
+    listing l = {.ctx = ck->ctx, .has_metadata = ck->given != NULL};
+    dcp_status status = ck->given ? DCP_OK : ck->storage->ops->list(ck->storage, ck->dir, see_entry, &l, err);
     if (l.failed) {
         status = dcp__nomem(err);
     }
@@ -371,6 +392,12 @@ static dcp_status open_into(dcp_checkpoint *ck, const char *path, const dcp_open
 dcp_status dcp_checkpoint_open(dcp_context *ctx, const char *path, const dcp_open_opts *opts, dcp_checkpoint **out,
                                dcp_error *err)
 {
+    return dcp__checkpoint_open(ctx, path, opts, NULL, NULL, out, err);
+}
+
+dcp_status dcp__checkpoint_open(dcp_context *ctx, const char *path, const dcp_open_opts *opts, dcp__buf *kept,
+                                const dcp__buf *given, dcp_checkpoint **out, dcp_error *err)
+{
     dcp_open_opts o;
     ctx = dcp__context(ctx);
     if (!path || !out) {
@@ -388,12 +415,16 @@ dcp_status dcp_checkpoint_open(dcp_context *ctx, const char *path, const dcp_ope
     ck->allow_outside = o.allow_outside;
     ck->check_crc = o.check_crc;
     ck->allow_shard_gaps = o.allow_shard_gaps;
+    ck->kept = o.rank < 0 ? kept : NULL; /* who looks at one rank's part may not find what others do */
+    ck->given = o.rank < 0 ? given : NULL;
     pthread_mutex_init(&ck->lock, NULL);
     status = open_into(ck, path, &o, err);
     if (status != DCP_OK) {
         dcp_checkpoint_close(ck);
         return dcp__prefix(err, status, "%s: ", path);
     }
+    ck->kept = NULL;
+    ck->given = NULL;
     *out = ck;
     return DCP_OK;
 }

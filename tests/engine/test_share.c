@@ -209,6 +209,76 @@ static void share__a_replicated_mesh_reads_the_checkpoint_once(void **unused)
     dcp_storage_free(st);
 }
 
+/* Rank 0 looks for the checkpoint; nobody else lists the directory or opens the metadata. */
+static void share__one_rank_looks_for_all(void **unused)
+{
+    (void)unused;
+    rank_thread ranks[TEST_MAX_RANKS];
+    dcp_storage *st;
+    spread t = spread_evenly("w", 64, 8, 4);
+    static counted c;
+    assert_int_equal(dcp_storage_memory(NULL, &st, NULL), DCP_OK);
+    spread_save(st, "", &t, 1, 4, DCP_OK);
+    c = (counted){.job = {&t, 1, st, "", DCP_SAVE_OPTS_INIT}};
+    run_ranks(4, load_counted, &c, ranks);
+    expect_all(ranks, 4, DCP_OK, 0);
+    for (int r = 0; r < 4; r++) {
+        assert_int_equal(c.counts[r].lists, r == 0);
+        assert_int_equal(c.counts[r].opens, 1 + (r == 0)); /* its own file of data */
+    }
+    dcp_storage_free(st);
+}
+
+typedef struct busy {
+    dcp_storage *storage;
+    int rank; /* whose first listing is refused */
+} busy;
+
+static dcp_status refuse_list(void *user, dcp_storage_op op, const char *name, size_t n, uint64_t offset, dcp_error *err)
+{
+    int *left = user;
+    (void)name;
+    (void)n;
+    (void)offset;
+    (void)err;
+    return op == DCP_OP_LIST && (*left)-- > 0 ? DCP_IO : DCP_OK;
+}
+
+static dcp_status load_busy(void *user, dcp_comm *comm, int rank, dcp_error *err)
+{
+    const busy *b = user;
+    spread t = spread_evenly("w", 64, 8, 4);
+    int left = rank == b->rank;
+    dcp_storage *st;
+    if (dcp_storage_fault(NULL, b->storage, refuse_list, &left, &st, err) != DCP_OK) {
+        return DCP_INTERNAL;
+    }
+    spread_job j = {&t, 1, st, "", DCP_SAVE_OPTS_INIT};
+    dcp_status status = spread_load_rank(&j, comm, rank, err);
+    dcp_storage_free(st);
+    return status;
+}
+
+/* A storage that is busy is not an empty one. */
+static void share__a_refused_listing_is_not_no_checkpoint(void **unused)
+{
+    (void)unused;
+    rank_thread ranks[TEST_MAX_RANKS];
+    spread t = spread_evenly("w", 64, 8, 4);
+    busy b = {NULL, 0};
+    assert_int_equal(dcp_storage_memory(NULL, &b.storage, NULL), DCP_OK);
+    spread_save(b.storage, "", &t, 1, 4, DCP_OK);
+    for (b.rank = 0; b.rank < 4; b.rank++) {
+        run_ranks(4, load_busy, &b, ranks);
+        expect_all(ranks, 4, b.rank == 0 ? DCP_PEER : DCP_OK, b.rank);
+        for (int r = 0; r < 4 && b.rank == 0; r++) {
+            assert_int_equal(ranks[r].err.rank, 0);
+            assert_null(strstr(ranks[r].err.message, "no checkpoint"));
+        }
+    }
+    dcp_storage_free(b.storage);
+}
+
 /* Nobody wants what others want: each reads its own and nothing else. */
 static void share__ranks_with_nothing_in_common_read_their_own(void **unused)
 {
@@ -491,6 +561,8 @@ int main(void)
         cmocka_unit_test(share__any_layout_loads_as_it_does_directly),
         cmocka_unit_test(share__more_ranks_than_send_at_a_time),
         cmocka_unit_test(share__a_replicated_mesh_reads_the_checkpoint_once),
+        cmocka_unit_test(share__one_rank_looks_for_all),
+        cmocka_unit_test(share__a_refused_listing_is_not_no_checkpoint),
         cmocka_unit_test(share__ranks_with_nothing_in_common_read_their_own),
         cmocka_unit_test(share__a_failing_read_ends_the_load_on_all_ranks),
         cmocka_unit_test(share__one_rank_may_stop_the_load),
