@@ -101,7 +101,7 @@ def row(name, ours, theirs, raw):
 
 def main():
     mib = int(sys.argv[2]) if len(sys.argv) > 2 else 1536
-    work = pathlib.Path(tempfile.mkdtemp(dir=sys.argv[1]))
+    work = pathlib.Path(tempfile.mkdtemp(dir=sys.argv[1], prefix="dcp-bench-"))
     options = ["convert", "--quiet", "--no-sync", "--no-check"]
     try:
         apart(make_state, work, mib)
