@@ -41,4 +41,8 @@ done <"$work/needs"
 for file in __init__.py _core.pyi py.typed; do
     [ -f "$folder/$file" ] || { echo "the wheel lacks $file"; exit 1; }
 done
+if [ -e /usr/share/doc/libssl-dev/copyright ] && [ ! -s "$folder/licenses/libssl-dev.txt" ]; then
+    echo "the wheel lacks the licences of what it holds"
+    exit 1
+fi
 echo "$(basename "$wheel"): $(stat -c %s "$wheel") bytes"
