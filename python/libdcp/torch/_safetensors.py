@@ -148,3 +148,29 @@ def write_all(stream, data):
     while len(data):
         taken = stream.write(data)
         data = data[len(data) if taken is None else taken :]
+
+
+def entry_in(header, index):
+    """The entry of a header (without its length) for a stored part of a tensor."""
+    tensors = json.loads(bytes(header))
+    places = json.loads(tensors.get(RESERVED, {}).get("DCP_SHARDING_INFO", "{}"))
+    if index.fqn not in tensors:
+        raise ValueError(f"{index.fqn} is not among the tensors of the file")
+    offsets = places.get(index.fqn, {}).get("saved_offsets")
+    if offsets is not None and index.offset is not None and tuple(offsets) != tuple(index.offset):
+        raise ValueError(f"{index.fqn}: the part in the file is that at {offsets}, not at {list(index.offset)}")
+    return tensors[index.fqn]
+
+
+def tensor_of(entry, data):
+    """The tensor whose elements are in `data`."""
+    names = {text: name for name, text in DTYPES.items()}
+    if entry["dtype"] not in names:
+        raise _core.UnsupportedError(f"dtype {entry['dtype']}")
+    dtype, shape = _describe.dtype_of(names[entry["dtype"]]), list(entry["shape"])
+    if entry["dtype"] == "F4":
+        shape[-1] //= 2
+    if len(data) != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{len(data)} bytes for {shape} elements of {dtype}")
+    memory = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    return memory.view(dtype).view(shape)

@@ -336,14 +336,30 @@ def _deliver(reader, planner, place, data, items):
             if item.type == LoadItemType.BYTE_IO:
                 planner.load_bytes(item, io.BytesIO(data))
                 continue
-            if not is_record:
-                raise _core.UnsupportedError("no torch.save record; safetensors records are read from local directories alone")
-            if tensor is None:
+            if not is_record:  # all tensors of a file in this form have the same place
+                tensor = _tensor_among(reader, name, offset, item.storage_index)
+            elif tensor is None:
                 tensor = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
             _deliver_tensor(planner, item, tensor)
     except Exception as error:
         error.add_note(f"in {name} at offset {offset}")
         raise
+
+
+def _tensor_among(reader, file, offset, index):
+    """A tensor in the safetensors part of a file, which starts at `offset`."""
+    length = int.from_bytes(_read_range(reader, file, offset, 8), "little")
+    if length > _safetensors.HEADER_LIMIT_BYTES:
+        raise ValueError(f"{file}: neither a torch.save record nor safetensors at offset {offset}")
+    entry = _safetensors.entry_in(_read_range(reader, file, offset + 8, length), index)
+    begin, end = entry["data_offsets"]
+    data = bytearray(_read_range(reader, file, offset + 8 + length + begin, end - begin))
+    return _safetensors.tensor_of(entry, data)
+
+
+def _read_range(reader, file, offset, length):
+    [data] = _fetch(reader, [(file, offset, length, ())])
+    return data
 
 
 def _untransformed(reader, item, descriptors, data):

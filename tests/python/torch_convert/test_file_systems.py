@@ -1,5 +1,6 @@
 """R10: file systems of programs and of fsspec, a server, and stream transforms."""
 
+import asyncio
 import contextlib
 import importlib.util
 import inspect
@@ -20,6 +21,7 @@ from unittest import mock
 import fsspec
 import torch
 import torch.distributed.checkpoint as torch_dcp
+from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension, ZStandard
 from torch.distributed.device_mesh import DeviceMesh
@@ -30,7 +32,7 @@ import libdcp.torch as dcp
 import pool
 from libdcp.torch import _remote, _streams
 from libdcp.torch._fsspec_filesystem import FsspecReader, FsspecWriter
-from libdcp.torch.filesystem import FileSystemBase
+from libdcp.torch.filesystem import FileSystemBase, SerializationFormat
 from support import TestCase, failures_of, files_of, numbered, raises_together, zeros_like
 
 
@@ -191,6 +193,26 @@ class _ShortWrites(io.BytesIO):
 
     def fileno(self):
         raise io.UnsupportedOperation
+
+
+class Slow(AsyncFileSystem):
+    """Local files over a slow line. Counts how many reads are under way at the same time."""
+
+    protocol = "slow"
+    under_way = most = 0
+
+    async def _info(self, path, **options):
+        return {"name": path, "size": os.stat(path).st_size, "type": "file"}
+
+    async def _cat_file(self, path, start=None, end=None, **options):
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        await asyncio.sleep(0.02)
+        self.under_way -= 1
+        return pathlib.Path(path).read_bytes()[start:end]
+
+    def _open(self, path, mode="rb", **options):
+        return open(path, mode)
 
 
 def writer_on(store, path="bucket/run", **options):
@@ -454,6 +476,32 @@ class FileSystems(TestCase):
             dcp.load(target, storage_reader=FsspecReader(url), no_dist=True)
         self.assertGreater(len(calls), 5)
         self.assertEqual(sorted(calls), calls)
+
+    def test_R9_21_safetensors_records(self):
+        store = Store()
+        state = some_state() | {"flags": numbered(5) > 2}
+        for extensions in ((), [ZStandard()]):
+            writer = writer_on(store, serialization_format=SerializationFormat.SAFETENSORS, _extensions=extensions)
+            dcp.save(state, storage_writer=writer, no_dist=True)
+            target = zeros_like(state)
+            dcp.load(target, storage_reader=reader_on(store), no_dist=True)
+            self.assertStateEqual(target, state)
+        url = f"file://{self.path}"
+        dcp.save(state, storage_writer=FsspecWriter(url, serialization_format=SerializationFormat.SAFETENSORS), no_dist=True)
+        target = zeros_like(state)
+        dcp.load(target, checkpoint_id=self.path, no_dist=True)  # in C
+        self.assertStateEqual(target, state)
+
+    def test_109_ranges_of_asynchronous_stores_are_fetched_at_once(self):
+        state = {f"t{i:02}": numbered(50, start=i) for i in range(40)}
+        options = {"skip_instance_cache": True}
+        dcp.save(state, storage_writer=FsspecWriter(f"file://{self.path}", single_file_per_rank=False), no_dist=True)
+        fsspec.register_implementation("slow", Slow, clobber=True)
+        reader = FsspecReader(f"slow://{self.path}", **options)
+        target = {name: torch.zeros(50) for name in state}
+        dcp.load(target, storage_reader=reader, no_dist=True)
+        self.assertStateEqual(target, state)
+        self.assertGreater(reader.fs.fs.most, 10)
 
     def test_R6_16_rank_local(self):
         url = memory_path()
