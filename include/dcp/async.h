@@ -41,7 +41,12 @@ typedef struct dcp_stager_opts {
     dcp_pin_policy pin;    /* register the blocks with pin_device, so that copies from it need not wait */
     dcp_device pin_device; /* UNSUPPORTED from dcp_stager_create where its library is absent; with PREFERRED it goes without */
     size_t max_register_bytes; /* in one piece; 0: 64 GiB */
-    bool refuse_busy;          /* a save while another one is under way is refused with STATE; otherwise it waits */
+    bool helper; /* large payloads are written by a process of its own, dcp-writer: it moves ranges of the blocks, which
+                    must be is_shared, to local files and does nothing else. It is started by the first save, serves all
+                    of them, is replaced when it has died, and ends with the stager or this process. Where it is not
+                    found: UNSUPPORTED from dcp_stager_create. */
+    const char *helper_path; /* of dcp-writer; NULL: as the environment's DCP_WRITER says, else beside the library */
+    bool refuse_busy;        /* a save while another one is under way is refused with STATE; otherwise it waits */
 } dcp_stager_opts;
 
 #define DCP_STAGER_OPTS_INIT DCP_INIT(dcp_stager_opts)

@@ -278,6 +278,18 @@ void dcp__host_pool_release(dcp__host_pool *p, dcp__host_block *b)
     }
 }
 
+const dcp__host_block *dcp__host_pool_find(dcp__host_pool *p, const void *ptr, size_t n)
+{
+    uintptr_t at = (uintptr_t)ptr;
+    pthread_mutex_lock(&p->lock);
+    const dcp__host_block *b = p->blocks;
+    while (b && !(b->is_used && at >= (uintptr_t)b->ptr && n <= b->bytes && at - (uintptr_t)b->ptr <= b->bytes - n)) {
+        b = b->next;
+    }
+    pthread_mutex_unlock(&p->lock);
+    return b;
+}
+
 uint64_t dcp__host_pool_room(dcp__host_pool *p)
 {
     pthread_mutex_lock(&p->lock);

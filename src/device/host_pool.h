@@ -48,6 +48,8 @@ void dcp__host_pool_free(dcp__host_pool *p);
 dcp_status dcp__host_pool_acquire(dcp__host_pool *p, size_t bytes, bool wait, dcp__host_block **out, dcp_error *err);
 /* NULL is allowed. */
 void dcp__host_pool_release(dcp__host_pool *p, dcp__host_block *b);
+/* The block in use that holds this range; NULL: none. */
+const dcp__host_block *dcp__host_pool_find(dcp__host_pool *p, const void *ptr, size_t n);
 /* Bytes that acquire could still give, whatever the blocks are; UINT64_MAX without a cap. */
 uint64_t dcp__host_pool_room(dcp__host_pool *p);
 /* Unmaps free blocks, the largest first, until at most keep_bytes are mapped. */

@@ -81,6 +81,7 @@ static void lower_priority(void)
 
 static dcp_status write_and_commit(dcp_op *op, dcp_save_session *session, dcp_error *err)
 {
+    session->mover = op->stager->mover;
     dcp_status status = dcp_plan_save_global(session, op->plan, err);
     if (status == DCP_OK) {
         set_phase(op, DCP_PHASE_WRITING);

@@ -9,6 +9,7 @@
 #include "device/transfer.h"
 #include "engine/gate.h"
 #include "engine/group_plan.h"
+#include "engine/mover.h"
 #include "format/metadata.h"
 
 #define DCP__SAVE_ID_BYTES 40
@@ -52,6 +53,7 @@ struct dcp_save_session {
     size_t n_files;
     dcp__buf metadata; /* what will be .metadata; made by dcp_save_commit on the coordinator */
     dcp_save_report report;
+    dcp__mover *mover;       /* moves large payloads to files; NULL: this process does. Borrowed. */
     dcp__transfer *transfer; /* made when the first tensor on a device is met; else NULL */
     pthread_mutex_t lock;    /* guards done_bytes and the caller's progress function */
     uint64_t done_bytes;

@@ -12,6 +12,9 @@ static dcp_status check_opts(const dcp_stager_opts *o, dcp_error *err)
     if ((int)o->pin < DCP_PIN_NEVER || o->pin > DCP_PIN_REQUIRED) {
         return dcp__fail(err, DCP_ARG, "stager options: no pinning has the number %d", (int)o->pin);
     }
+    if (o->helper && !o->is_shared) {
+        return dcp__fail(err, DCP_ARG, "stager options: a helper process needs shared memory");
+    }
     if (o->pin != DCP_PIN_NEVER && o->pin_device.type == DCP_DEVICE_CPU) {
         return dcp__fail(err, DCP_ARG, "stager options: memory is pinned for a device, and there is none given");
     }
@@ -75,6 +78,10 @@ dcp_status dcp_stager_create(dcp_context *ctx, const dcp_stager_opts *given, dcp
     pthread_cond_init(&s->changed, NULL);
     status = open_driver(s, err);
     status = status == DCP_OK ? make_pool(s, err) : status;
+    if (status == DCP_OK && s->opts.helper) {
+        status = dcp__mover_create(ctx, s->pool, s->opts.helper_path, &s->mover, err);
+        s->opts.helper_path = NULL; /* borrowed until here */
+    }
     if (status != DCP_OK) {
         dcp_stager_free(s);
         return status;
@@ -181,10 +188,13 @@ void dcp_stager_close(dcp_stager *s)
         pthread_cond_wait(&s->changed, &s->lock);
     }
     dcp__host_pool *pool = s->pool;
+    dcp__mover *mover = s->mover;
     dcp_comm *duplicate = s->comm_duplicate;
+    s->mover = NULL;
     s->pool = NULL;
     s->comm = s->comm_duplicate = NULL;
     pthread_mutex_unlock(&s->lock);
+    dcp__mover_free(mover);
     dcp__host_pool_free(pool);
     dcp_comm_free(duplicate);
 }

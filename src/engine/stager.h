@@ -6,6 +6,7 @@
 
 #include "dcp/async.h"
 #include "device/host_pool.h"
+#include "engine/mover.h"
 
 struct dcp_stager {
     dcp_context *ctx;
@@ -15,6 +16,7 @@ struct dcp_stager {
     pthread_cond_t changed;
     bool is_busy, is_closed;
     dcp__host_pool *pool;     /* NULL once it is closed */
+    dcp__mover *mover;        /* NULL: no helper process was asked for, or it is closed */
     dcp_comm *comm;           /* of the last save that had one */
     dcp_comm *comm_duplicate; /* of it, for the saves' own traffic */
 };

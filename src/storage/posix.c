@@ -530,6 +530,11 @@ static const dcp_storage_ops posix_ops = {
     .space = posix_space,
 };
 
+int dcp__posix_descriptor(const dcp_file *f)
+{
+    return f->storage->ops == &posix_ops ? ((const posix_file *)f)->fd : -1;
+}
+
 dcp_status dcp_storage_posix(dcp_context *ctx, const char *root, dcp_storage **out, dcp_error *err)
 {
     ctx = dcp__context(ctx);

@@ -14,4 +14,7 @@ dcp_status dcp__storage_check(const dcp_storage *st, dcp_error *err);
 /* False if the name is absolute, or a ".." in it would climb above the root whatever the directories are. */
 bool dcp__name_is_beneath(const char *name);
 
+/* The descriptor of an open file of dcp_storage_posix; -1 for files of others. */
+int dcp__posix_descriptor(const dcp_file *f);
+
 #endif

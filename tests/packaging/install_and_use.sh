@@ -68,7 +68,8 @@ files)
     [ -e "$prefix/$libdir/libdcp_mpi.so" ] || without=(-I mpi.h)
     diff <(cd "$here/../../include/dcp" && ls "${without[@]}") <(cd "$prefix/include/dcp" && ls)
     for file in bin/dcptool share/man/man1/dcptool.1 share/bash-completion/completions/dcptool \
-        "$libdir/libdcp.so" "$libdir/libdcp.a" "$libdir/pkgconfig/libdcp.pc" "$libdir/cmake/libdcp/libdcpConfig.cmake"; do
+        "$libdir/libdcp.so" "$libdir/libdcp.a" "$libdir/pkgconfig/libdcp.pc" "$libdir/cmake/libdcp/libdcpConfig.cmake" \
+        "$libdir/libdcp/dcp-writer"; do
         [ -e "$prefix/$file" ] || { echo "not installed: $file"; exit 1; }
     done
     ! grep -rlF -e "$build" "$prefix/$libdir/pkgconfig" "$prefix/$libdir/cmake"

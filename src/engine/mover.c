@@ -1,0 +1,218 @@
+#include "engine/mover.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "engine/mover_protocol.h"
+#include "storage/storage.h"
+
+extern char **environ;
+
+struct dcp__mover {
+    dcp_context *ctx;
+    dcp__host_pool *pool; /* borrowed */
+    char *executable;
+    pthread_mutex_t lock; /* guards the fields below: one request at a time */
+    pid_t process;        /* 0: none is running */
+    int socket;
+};
+
+/* ---- where it is ---- */
+
+static bool is_executable(const char *path)
+{
+    return access(path, X_OK) == 0;
+}
+
+/* Beside the library, or where the library is linked into a program beside that. */
+static bool beside_library(char path[4096])
+{
+    static const char *const places[] = {"libdcp/dcp-writer", "dcp-writer"};
+    Dl_info info;
+    void *here;
+    dcp_status (*const self)(dcp_context *, dcp__host_pool *, const char *, dcp__mover **, dcp_error *) = dcp__mover_create;
+    memcpy(&here, &self, sizeof here);
+    if (dladdr(here, &info) == 0 || !info.dli_fname) {
+        return false;
+    }
+    const char *slash = strrchr(info.dli_fname, '/');
+    int dir = slash ? (int)(slash - info.dli_fname) + 1 : 0;
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+        snprintf(path, 4096, "%.*s%s", dir, info.dli_fname, places[i]);
+        if (is_executable(path)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static dcp_status find_executable(dcp__mover *m, const char *given, dcp_error *err)
+{
+    char path[4096];
+    const char *named = given ? given : getenv("DCP_WRITER");
+    if (named && *named) {
+        snprintf(path, sizeof path, "%s", named);
+    } else if (!beside_library(path)) {
+        return dcp__fail(err, DCP_UNSUPPORTED, "no dcp-writer beside the library, and none named by DCP_WRITER");
+    }
+    if (!is_executable(path)) {
+        return dcp__fail(err, DCP_UNSUPPORTED, "%s cannot be executed: %s", path, strerror(errno));
+    }
+    m->executable = dcp__strndup(m->ctx, path, strlen(path));
+    return m->executable ? DCP_OK : dcp__nomem(err);
+}
+
+dcp_status dcp__mover_create(dcp_context *ctx, dcp__host_pool *pool, const char *executable, dcp__mover **out, dcp_error *err)
+{
+    dcp__mover *m = dcp__calloc(ctx, 1, sizeof *m);
+    if (!m) {
+        return dcp__nomem(err);
+    }
+    m->ctx = ctx;
+    m->pool = pool;
+    pthread_mutex_init(&m->lock, NULL);
+    dcp_status status = find_executable(m, executable, err);
+    if (status != DCP_OK) {
+        dcp__mover_free(m);
+        return status;
+    }
+    *out = m;
+    return DCP_OK;
+}
+
+/* ---- the process; the lock is held ---- */
+
+/* Only the socket goes along. */
+static int spawn(dcp__mover *m, int its_end)
+{
+    posix_spawn_file_actions_t actions;
+    char *argv[] = {m->executable, NULL};
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, its_end, STDIN_FILENO);
+    posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
+    int code = posix_spawn(&m->process, m->executable, &actions, NULL, argv, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    return code;
+}
+
+static dcp_status start(dcp__mover *m, dcp_error *err)
+{
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+        return dcp__fail_errno(err, errno, "%s: no socket for it", m->executable);
+    }
+    int code = spawn(m, ends[1]);
+    close(ends[1]);
+    if (code != 0) {
+        close(ends[0]);
+        m->process = 0;
+        return dcp__fail_errno(err, code, "%s cannot be started", m->executable);
+    }
+    m->socket = ends[0];
+    return DCP_OK;
+}
+
+/* Closing the socket ends it, if it has not ended. */
+static void end(dcp__mover *m, int *status)
+{
+    close(m->socket);
+    while (waitpid(m->process, status, 0) < 0 && errno == EINTR) {
+    }
+    m->process = 0;
+}
+
+static dcp_status tell_end(dcp__mover *m, dcp_error *err)
+{
+    int status = 0;
+    end(m, &status);
+    if (WIFSIGNALED(status)) {
+        return dcp__fail(err, DCP_IO, "the writing process was ended by signal %d", WTERMSIG(status));
+    }
+    return dcp__fail(err, DCP_IO, "the writing process has ended with code %d", WEXITSTATUS(status));
+}
+
+static bool send_request(dcp__mover *m, const dcp__mover_request *r, int memory, int file)
+{
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(2 * sizeof(int))];
+    } control = {0};
+    struct iovec part = {(void *)r, sizeof *r};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.space, .msg_controllen = sizeof control.space};
+    struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+    const int descriptors[] = {memory, file};
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(sizeof descriptors);
+    memcpy(CMSG_DATA(c), descriptors, sizeof descriptors);
+    ssize_t n;
+    do {
+        n = sendmsg(m->socket, &message, MSG_NOSIGNAL);
+    } while (n < 0 && errno == EINTR);
+    return n == (ssize_t)sizeof *r;
+}
+
+static bool receive_answer(dcp__mover *m, dcp__mover_answer *answer)
+{
+    ssize_t n;
+    do {
+        n = recv(m->socket, answer, sizeof *answer, 0);
+    } while (n < 0 && errno == EINTR);
+    return n == (ssize_t)sizeof *answer;
+}
+
+static dcp_status ask(dcp__mover *m, const dcp__mover_request *r, int memory, int file, dcp__mover_answer *answer, dcp_error *err)
+{
+    pthread_mutex_lock(&m->lock);
+    dcp_status status = m->process ? DCP_OK : start(m, err);
+    if (status == DCP_OK && !(send_request(m, r, memory, file) && receive_answer(m, answer))) {
+        status = tell_end(m, err);
+    }
+    pthread_mutex_unlock(&m->lock);
+    return status;
+}
+
+/* ---- calls ---- */
+
+dcp_status dcp__mover_write_at(dcp__mover *m, dcp_file *f, const void *bytes, size_t n, uint64_t offset, dcp_error *err)
+{
+    int file = dcp__posix_descriptor(f);
+    const dcp__host_block *b = file >= 0 && n ? dcp__host_pool_find(m->pool, bytes, n) : NULL;
+    if (!b || b->fd < 0) {
+        return f->storage->ops->write_at(f, bytes, n, offset, err);
+    }
+    dcp__mover_request request = {DCP__MOVER_VERSION, 0, (uint64_t)((const char *)bytes - b->ptr), offset, n};
+    dcp__mover_answer answer = {0};
+    dcp_status status = ask(m, &request, b->fd, file, &answer, err);
+    if (status == DCP_OK && answer.sys_errno) {
+        status = dcp__fail_errno(err, answer.sys_errno, "the writing process cannot write %zu bytes at %llu", n,
+                                 (unsigned long long)offset);
+        if (err) {
+            err->offset = offset + answer.written;
+        }
+    }
+    return status;
+}
+
+void dcp__mover_free(dcp__mover *m)
+{
+    if (m) {
+        int unused;
+        if (m->process) {
+            end(m, &unused);
+        }
+        pthread_mutex_destroy(&m->lock);
+        dcp__free(m->ctx, m->executable);
+        dcp__free(m->ctx, m);
+    }
+}

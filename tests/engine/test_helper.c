@@ -1,0 +1,287 @@
+/* The helper process: what it writes, how it dies, and what it leaves behind. */
+#include <dirent.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "dcp/dcp.h"
+#include "engine/mover.h"
+#include "support/temp_dir.h"
+
+#define MIB ((size_t)1 << 20)
+
+static temp_dir dir;
+
+/* The helper of this process; 0: there is none. *n: how many. */
+static pid_t find_helper(int *n)
+{
+    pid_t found = 0;
+    const struct dirent *e;
+    DIR *list = opendir("/proc");
+    *n = 0;
+    while ((e = readdir(list)) != NULL) {
+        char path[300], name[32];
+        int pid, parent;
+        snprintf(path, sizeof path, "/proc/%s/stat", e->d_name);
+        FILE *f = e->d_name[0] >= '0' && e->d_name[0] <= '9' ? fopen(path, "r") : NULL;
+        if (f) {
+            char state;
+            if (fscanf(f, "%d (%31[^)]) %c %d", &pid, name, &state, &parent) == 4 && parent == getpid() &&
+                strcmp(name, "dcp-writer") == 0 && state != 'Z') {
+                found = pid;
+                ++*n;
+            }
+            fclose(f);
+        }
+    }
+    closedir(list);
+    return found;
+}
+
+static int shared_memory_files(void)
+{
+    int n = 0;
+    DIR *list = opendir("/dev/shm");
+    while (list && readdir(list)) {
+        n++;
+    }
+    if (list) {
+        closedir(list);
+    }
+    return n;
+}
+
+static dcp_value *state_of(int n, size_t bytes, int first)
+{
+    dcp_value *state, *v;
+    char key[16];
+    int64_t extents[] = {(int64_t)bytes};
+    dcp_dict_create(NULL, &state, NULL);
+    dcp_dict_set_int(state, "step", first, NULL);
+    for (int i = 0; i < n; i++) {
+        assert_int_equal(dcp_tensor_alloc(NULL, DCP_UINT8, 1, extents, &v, NULL), DCP_OK);
+        for (size_t k = 0; k < bytes; k++) {
+            ((uint8_t *)dcp_value_tensor(v)->data)[k] = (uint8_t)(k * 31 + (size_t)(first + i));
+        }
+        snprintf(key, sizeof key, "t%d", i);
+        dcp_dict_set(state, dcp_key_str(key), v, NULL);
+    }
+    return state;
+}
+
+static dcp_stager *helped_stager(const char *path)
+{
+    dcp_stager *s;
+    dcp_error err = DCP_ERROR_INIT;
+    dcp_stager_opts opts = DCP_STAGER_OPTS_INIT;
+    opts.is_shared = opts.helper = true;
+    opts.helper_path = path;
+    if (dcp_stager_create(NULL, &opts, &s, &err) != DCP_OK) {
+        fail_msg("%s", err.message);
+    }
+    return s;
+}
+
+static char *path_of(const char *name)
+{
+    static char path[400];
+    snprintf(path, sizeof path, "%s/%s", dir.path, name);
+    return path;
+}
+
+static dcp_status save(const char *path, dcp_value *state, dcp_stager *stager, dcp_error *err)
+{
+    dcp_async_opts opts = DCP_ASYNC_OPTS_INIT;
+    dcp_op *op;
+    opts.stager = stager;
+    opts.save.overwrite = true;
+    opts.save.no_sync = true;
+    dcp_status status = dcp_save_async(NULL, path, state, &opts, &op, err);
+    if (status == DCP_OK) {
+        status = dcp_op_wait(op, 0, NULL, err);
+        dcp_op_free(op);
+    }
+    return status;
+}
+
+static void assert_holds(const char *path, const dcp_value *state)
+{
+    dcp_checkpoint *ck;
+    dcp_value *tree;
+    dcp_error err = DCP_ERROR_INIT;
+    dcp_open_opts opts = DCP_OPEN_OPTS_INIT;
+    opts.check_crc = true;
+    if (dcp_checkpoint_open(NULL, path, &opts, &ck, &err) != DCP_OK || dcp_read_tree(ck, true, &tree, &err) != DCP_OK) {
+        fail_msg("%s", err.message);
+    }
+    assert_true(dcp_value_equal(tree, state));
+    dcp_value_free(tree);
+    dcp_checkpoint_close(ck);
+}
+
+/* R7.16: started by the first save, the same for the next ones, gone with its stager. */
+static void helper__one_serves_all_saves_of_a_stager(void **unused)
+{
+    (void)unused;
+    int n, before = shared_memory_files();
+    dcp_stager *stager = helped_stager(NULL);
+    assert_int_equal(find_helper(&n), 0);
+    pid_t first = 0;
+    for (int i = 0; i < 3; i++) {
+        dcp_value *state = state_of(4, 3 * MIB + 5, i);
+        assert_int_equal(save(path_of("some"), state, stager, NULL), DCP_OK);
+        pid_t now = find_helper(&n);
+        assert_int_equal(n, 1);
+        assert_true(i == 0 || now == first);
+        first = now;
+        assert_holds(path_of("some"), state);
+        dcp_value_free(state);
+    }
+    assert_true(shared_memory_files() <= before);
+    dcp_stager_free(stager);
+    assert_int_equal(find_helper(&n), 0);
+}
+
+/* R7.17: killed in the middle of a save: the save tells how, the old checkpoint is whole, and the next save has another helper.
+ */
+static void helper__a_killed_one_is_told_and_replaced(void **unused)
+{
+    (void)unused;
+    int n, before = shared_memory_files();
+    dcp_stager *stager = helped_stager(NULL);
+    dcp_value *old = state_of(3, 2 * MIB, 1), *state = state_of(6, 4 * MIB, 50);
+    dcp_error err = DCP_ERROR_INIT;
+    assert_int_equal(save(path_of("killed"), old, stager, NULL), DCP_OK);
+    for (int round = 0; round < 3; round++) {
+        dcp_async_opts opts = DCP_ASYNC_OPTS_INIT;
+        dcp_op *op;
+        opts.stager = stager;
+        opts.save.overwrite = true;
+        pid_t helper = find_helper(&n);
+        assert_int_equal(n, 1);
+        kill(helper, SIGSTOP); /* so that the save is in the middle for sure */
+        assert_int_equal(dcp_save_async(NULL, path_of("killed"), state, &opts, &op, NULL), DCP_OK);
+        assert_int_equal(dcp_op_wait(op, 100, NULL, NULL), DCP_TIMEOUT);
+        kill(helper, SIGKILL);
+        assert_int_equal(dcp_op_wait(op, 0, NULL, &err), DCP_IO);
+        assert_non_null(strstr(err.message, "signal 9"));
+        dcp_op_free(op);
+        assert_holds(path_of("killed"), old);
+        assert_int_equal(save(path_of("other"), old, stager, NULL), DCP_OK);
+        assert_int_not_equal(find_helper(&n), helper);
+    }
+    assert_int_equal(save(path_of("killed"), state, stager, NULL), DCP_OK);
+    assert_holds(path_of("killed"), state);
+    dcp_stager_free(stager);
+    assert_true(shared_memory_files() <= before);
+    dcp_value_free(old);
+    dcp_value_free(state);
+}
+
+/* Report 27: a failed save leaves it as it is. */
+static void helper__survives_a_failed_save(void **unused)
+{
+    (void)unused;
+    int n;
+    dcp_stager *stager = helped_stager(NULL);
+    dcp_value *state = state_of(2, 2 * MIB, 1);
+    assert_int_equal(save(path_of("first"), state, stager, NULL), DCP_OK);
+    pid_t helper = find_helper(&n);
+    assert_int_not_equal(save("/dev/null/nowhere", state, stager, NULL), DCP_OK);
+    assert_int_equal(save(path_of("second"), state, stager, NULL), DCP_OK);
+    assert_int_equal(find_helper(&n), helper);
+    assert_holds(path_of("second"), state);
+    dcp_value_free(state);
+    dcp_stager_free(stager);
+}
+
+/* What it cannot write it says, with the system's words, and goes on; what is no shared memory is none of its business. */
+static void helper__tells_what_it_cannot_write(void **unused)
+{
+    (void)unused;
+    dcp_context *ctx;
+    dcp__host_pool *pool;
+    dcp__host_block *b;
+    dcp__mover *m;
+    dcp_storage *st;
+    dcp_file *for_reading, *for_writing;
+    dcp_error err = DCP_ERROR_INIT;
+    int n;
+    char own[100] = "own memory", back[12] = "";
+    size_t got;
+    dcp__host_pool_opts opts = {.is_shared = true};
+    assert_int_equal(dcp_context_create(NULL, &ctx, NULL), DCP_OK);
+    assert_int_equal(dcp__host_pool_create(ctx, &opts, &pool, NULL), DCP_OK);
+    assert_int_equal(dcp__host_pool_acquire(pool, MIB, false, &b, NULL), DCP_OK);
+    assert_int_equal(dcp__mover_create(ctx, pool, NULL, &m, NULL), DCP_OK);
+    assert_int_equal(dcp_storage_posix(ctx, dir.path, &st, NULL), DCP_OK);
+    assert_int_equal(st->ops->open(st, "file", DCP_OPEN_WRITE | DCP_OPEN_CREATE, &for_writing, NULL), DCP_OK);
+    assert_int_equal(st->ops->open(st, "file", DCP_OPEN_READ, &for_reading, NULL), DCP_OK);
+    memcpy(b->ptr + 4099, "shared memory", 13);
+    assert_int_equal(dcp__mover_write_at(m, for_writing, own, 10, 0, NULL), DCP_OK);
+    assert_int_equal(find_helper(&n), 0);
+    assert_int_equal(dcp__mover_write_at(m, for_reading, b->ptr + 4099, 13, 5, &err), DCP_IO);
+    assert_int_equal(err.offset, 5);
+    pid_t helper = find_helper(&n);
+    assert_int_equal(n, 1);
+    assert_int_equal(dcp__mover_write_at(m, for_writing, b->ptr + 4099, 6, 4, NULL), DCP_OK);
+    assert_int_equal(find_helper(&n), helper);
+    assert_int_equal(st->ops->read_at(for_reading, back, 11, 0, &got, NULL), DCP_OK);
+    assert_string_equal(back, "own shared");
+    st->ops->close(for_reading, NULL);
+    st->ops->close(for_writing, NULL);
+    dcp_storage_free(st);
+    dcp__mover_free(m);
+    dcp__host_pool_free(pool);
+    dcp_context_free(ctx);
+}
+
+static void helper__absent_or_wrong_ones_are_told(void **unused)
+{
+    (void)unused;
+    dcp_stager *stager;
+    dcp_error err = DCP_ERROR_INIT;
+    dcp_stager_opts opts = DCP_STAGER_OPTS_INIT;
+    opts.helper = true;
+    assert_int_equal(dcp_stager_create(NULL, &opts, &stager, NULL), DCP_ARG); /* without shared memory */
+    opts.is_shared = true;
+    opts.helper_path = "/nowhere/dcp-writer";
+    assert_int_equal(dcp_stager_create(NULL, &opts, &stager, &err), DCP_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "/nowhere/dcp-writer"));
+    dcp_value *state = state_of(1, MIB, 1);
+    stager = helped_stager("/bin/true"); /* ends at once */
+    assert_int_equal(save(path_of("wrong"), state, stager, &err), DCP_IO);
+    assert_non_null(strstr(err.message, "code 0"));
+    dcp_stager_free(stager);
+    dcp_value_free(state);
+}
+
+static int make_dir(void **unused)
+{
+    (void)unused;
+    return temp_dir_make(&dir) ? 0 : -1;
+}
+
+static int remove_dir(void **unused)
+{
+    (void)unused;
+    temp_dir_remove(&dir);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(helper__one_serves_all_saves_of_a_stager), cmocka_unit_test(helper__a_killed_one_is_told_and_replaced),
+        cmocka_unit_test(helper__survives_a_failed_save),           cmocka_unit_test(helper__tells_what_it_cannot_write),
+        cmocka_unit_test(helper__absent_or_wrong_ones_are_told),
+    };
+    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+}
