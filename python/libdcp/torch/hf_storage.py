@@ -72,10 +72,19 @@ class HuggingFaceStorageWriter(_original.HuggingFaceStorageWriter):
             self.path = self.fs.concat_path(self.path, SHARDED_DIR_NAME)
 
     def prepare_local_plan(self, plan):
+        if not self.use_collectives:
+            self._check_alone()
         for item in plan.items:
             self._check(item)
         self.fs.mkdir(self.path)
         return plan
+
+    def _check_alone(self):
+        """Without collectives ranks know nothing of each other's files."""
+        if self.consolidated_output_path is not None:
+            raise ValueError("enable_consolidation needs collectives: shards are put together when all ranks have written theirs")
+        if self.rank and not self.save_distributed:
+            raise ValueError(f"rank {self.rank} saves whole tensors without collectives: ranks would replace each other's files")
 
     def _check(self, item):
         name = item.index.fqn
@@ -92,7 +101,8 @@ class HuggingFaceStorageWriter(_original.HuggingFaceStorageWriter):
 
     def prepare_global_plan(self, plans):
         """Decides the names of all files: a list of names for each rank, and for each of its items a place in that list."""
-        layout = _Layout(self.fqn_to_index_mapping, self.save_distributed, plans)
+        first = 0 if self.use_collectives else self.rank or 0
+        layout = _Layout(self.fqn_to_index_mapping, self.save_distributed, plans, first)
         suffix = f".{uuid.uuid4().hex}.tmp"
         return [
             dataclasses.replace(plan, storage_data={"files": layout.files_of(rank), "suffix": suffix})
@@ -138,7 +148,7 @@ class HuggingFaceStorageWriter(_original.HuggingFaceStorageWriter):
 
     def finish(self, metadata, results):
         places = [result for of_rank in results for result in of_rank]
-        old = self._old_files()
+        old = self._old_files() if self.use_collectives else set()
         files = {}
         for result in places:
             temporary = result.storage_data.relative_path
@@ -206,7 +216,8 @@ class _Layout:
     whole tensors have one writer each.
     """
 
-    def __init__(self, mapping, is_sharded, plans):
+    def __init__(self, mapping, is_sharded, plans, first_rank):
+        self._first_rank = first_rank
         self._mapping = mapping
         self._is_sharded = is_sharded
         self._highest = max(mapping.values(), default=1) if mapping else 1
@@ -218,7 +229,7 @@ class _Layout:
     def files_of(self, rank):
         total = self._highest * self._copies
         return [
-            _gen_file_name(index + copy * self._highest, total, rank + 1 if self._is_sharded else None)
+            _gen_file_name(index + copy * self._highest, total, self._first_rank + rank + 1 if self._is_sharded else None)
             for index, copy in self._numbers[rank]
         ]
 

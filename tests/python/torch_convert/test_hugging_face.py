@@ -132,6 +132,27 @@ def save_nothing_on_rank_1(ranks, path):
     save(part, path, ranks, save_distributed=True)
 
 
+def save_alone(ranks, path, options):
+    """Without collectives."""
+    writer = dcp.HuggingFaceStorageWriter(path, **options)
+    try:
+        dcp.save(sharded_state(ranks, {"rows": numbered(10, 3)}), storage_writer=writer, process_group=ranks.group,
+                 use_collectives=False)  # fmt: skip
+    except ValueError as error:
+        return str(error)
+
+
+def save_stage(ranks, path):
+    """Pipeline parallelism: each rank has names of its own."""
+    save({f"stage{ranks.rank}.w": numbered(4, start=ranks.rank)}, path, ranks, save_distributed=True, enable_consolidation=True)
+
+
+def read_bytes():
+    """By this process so far."""
+    facts = pathlib.Path("/proc/self/io").read_text()
+    return int(facts.split("rchar: ")[1].split()[0])
+
+
 class TwoShards(torch.Tensor):
     """A tensor of 5 x 2 of which this process holds two parts."""
 
@@ -289,6 +310,26 @@ class Writer(TestCase):
                 save({f"tensor{i}": numbered(1) for i in range(20)}, self.path)
         self.assertIn("readers accept 300", str(caught.failures[0][0]))
 
+    def test_R6_16_without_collectives(self):
+        for _ in range(2):
+            self.assertEqual(pool.run(save_alone, self.path, {"save_distributed": True}, world=2), [None, None])
+        self.assertEqual(files_of(self.path), [f"shard-0000{r}-model-00001-of-00001.safetensors" for r in (1, 2)])
+        self.assertStateEqual(load({"rows": torch.zeros(10, 3)}, self.path), {"rows": numbered(10, 3)})
+        for found in pool.run(save_alone, self.path, {"save_distributed": True, "enable_consolidation": True}, world=2):
+            self.assertIn("needs collectives", found)
+
+    def test_098_ranks_with_names_of_their_own(self):
+        pool.run(save_stage, self.path)
+        expected = {f"stage{rank}.w": numbered(4, start=rank) for rank in range(4)}
+        self.assertEqual(json.loads((self.path / INDEX).read_text())["weight_map"].keys(), expected.keys())
+        self.assertStateEqual(load({name: torch.zeros(4) for name in expected}, self.path), expected)
+
+    def test_107_listing_reads_headers_alone(self):
+        save({"a": torch.zeros(4 << 20)}, self.path)
+        before = read_bytes()
+        dcp.HuggingFaceStorageReader(self.path).read_metadata()
+        self.assertLess(read_bytes() - before, 1 << 20)
+
     def test_R12_12_under_pytorchs_save(self):
         writer = dcp.HuggingFaceStorageWriter(self.path)
         torch_dcp.save({"a": numbered(3)}, storage_writer=writer, no_dist=True)
@@ -348,10 +389,6 @@ class Reader(TestCase):
                 before = read_bytes()
                 super()._read_box(item, target)
                 Counting.bytes_read += read_bytes() - before
-
-        def read_bytes():
-            facts = pathlib.Path("/proc/self/io").read_text()
-            return int(facts.split("rchar: ")[1].split()[0])
 
         from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
