@@ -23,6 +23,9 @@ try:  # local tensors that say where they lie in a global one, since 2.14
 except ImportError:
     CheckpointableTensor = None
 
+# Types of which C reads the attributes itself: of the others, or where these say that memory is not as it looks, it asks here.
+ATTRIBUTES_SUFFICE = (Tensor, Parameter) if CheckpointableTensor is None else ()
+
 _dtype_names = {}
 
 
@@ -213,7 +216,7 @@ def readable_into(target, dtype):
 
 def materialise(state_dict):
     """Gives tensors on the meta device memory: where the default group works, or on the host without one."""
-    if not _has_meta(state_dict):
+    if not any(map(_is_meta, tensors_in(state_dict))):
         return
     device = device_of_group()
     _iterate_state_dict(
@@ -246,21 +249,28 @@ def _real_dtensor(value, device):
 
 
 def _refuse_meta(value):
-    if _has_meta(value):
+    if _is_meta(value):
         raise RuntimeError(f"Found unsupported type {type(value)} for meta device loading.")
     return value
 
 
-def _has_meta(node):
-    if isinstance(node, ShardedTensor):  # which has no is_meta where it has no shards
-        return any(_has_meta(shard.tensor) for shard in node.local_shards())
-    if isinstance(node, Tensor):
-        return node.is_meta
-    if isinstance(node, dict):
-        return any(map(_has_meta, node.values()))
-    if isinstance(node, (list, tuple)):
-        return any(map(_has_meta, node))
-    return False
+def _is_meta(tensor):
+    if isinstance(tensor, ShardedTensor):  # which has no is_meta where it has no shards
+        return any(_is_meta(shard.tensor) for shard in tensor.local_shards())
+    return tensor.is_meta
+
+
+def tensors_in(tree):
+    """All tensors in a tree of dicts, lists and tuples, where a load may put something."""
+    found, seen, nodes = [], set(), [tree]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, Tensor):
+            found.append(node)
+        elif isinstance(node, (dict, list, tuple)) and id(node) not in seen:
+            seen.add(id(node))
+            nodes.extend(node.values() if isinstance(node, dict) else node)
+    return found
 
 
 class Targets:
@@ -271,7 +281,7 @@ class Targets:
         self._may_skip = may_skip  # some targets may stay as they are, so temporaries start with their elements
         self._temporaries = []  # (target, temporary)
         self._staged = {}  # id of a described node -> positions in _temporaries
-        self._filled = []  # written to behind autograd's back
+        self._filled = []  # written to behind autograd's back; where C asks nothing, tell_filled says so
 
     def describe(self, obj):
         kind = type(obj)
@@ -297,8 +307,11 @@ class Targets:
         with torch.no_grad():
             for target, temporary in filter(None, self._temporaries):
                 target.detach().copy_(temporary)
-        for tensor in self._filled:
-            torch.autograd.graph.increment_version(tensor)
+        torch.autograd.graph.increment_version(self._filled)
+
+    def tell_filled(self, state_dict):
+        """That C has gone to all tensors of ATTRIBUTES_SUFFICE by itself."""
+        self._filled.extend(t for t in tensors_in(state_dict) if type(t) in ATTRIBUTES_SUFFICE and not t.is_inference())
 
     def _memory(self, node, tensor):
         if tensor.is_cpu and not tensor.is_conj() and not tensor.is_neg():

@@ -44,6 +44,7 @@ def save(state_dict, writer, planner, channel, coordinator, use_collectives, opt
             state_dict,
             describe=describe,
             pickle=_objects.dump,
+            tensor_types=_describe.ATTRIBUTES_SUFFICE,
             group=_core_group(together) if use_collectives else None,
             coordinator=coordinator if use_collectives else 0,
             overwrite=writer.overwrite and use_collectives,
@@ -99,6 +100,7 @@ def load(state_dict, reader, planner, channel, coordinator, options):
     tree, describe = _prepared(state_dict, targets.describe, lambda: _describe.materialise(state_dict))
     arguments = dict(
         describe=describe,
+        tensor_types=_describe.ATTRIBUTES_SUFFICE,
         load_object=_objects.load,
         convert=targets.convert,
         partial=planner.allow_partial_load,
@@ -116,6 +118,7 @@ def load(state_dict, reader, planner, channel, coordinator, options):
             _, objects = _core.load(reader.path, tree, group=_core_group(channel), **arguments)
         except BaseException as error:
             _errors.raise_together("read", error, channel, differences)
+    targets.tell_filled(state_dict)
     targets.finish()
     for path, _, value in objects:
         put(state_dict, path, value)

@@ -4,13 +4,12 @@ import warnings
 
 import torch.distributed as dist
 import torch.distributed.checkpoint.state_dict_loader as _original
-from torch.distributed.checkpoint.stateful import Stateful
 
 from . import _load
 from ._mirror import attributes
 from ._storage_utils import _storage_setup
 from .default_planner import _EmptyStateDictLoadPlanner
-from .state_dict_saver import _storage_by_position, check_dict, given, is_alone
+from .state_dict_saver import _storage_by_position, check_dict, given, is_alone, is_stateful
 
 __all__ = list(_original.__all__)
 
@@ -69,11 +68,11 @@ def load(
 
 
 def _state_of(value):
-    return value.state_dict() if isinstance(value, Stateful) else value
+    return value.state_dict() if is_stateful(value) else value
 
 
 def _put_back(state_dict, key, loaded):
-    if isinstance(state_dict[key], Stateful):
+    if is_stateful(state_dict[key]):
         state_dict[key].load_state_dict(loaded)
     else:
         state_dict[key] = loaded
