@@ -6,7 +6,7 @@ A row is (fqn, kind, dtype, shape, path, parts), a part (offsets, sizes, file, o
 import contextlib
 
 import torch
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -19,6 +19,9 @@ from torch.distributed.checkpoint.metadata import (
 
 from .. import _core
 from ._describe import dtype_name, dtype_of
+
+
+FORMAT_VERSION = "1.0.0"
 
 
 def metadata_of(checkpoint):
@@ -34,7 +37,7 @@ def metadata_of_save(path, save_id, rank):
         if checkpoint.info().get("save_id") != save_id:
             raise RuntimeError(f"the checkpoint in {path} has been replaced since; its metadata can be had from a FileSystemReader")
         metadata = metadata_of(checkpoint)
-    metadata.version = CURRENT_DCP_VERSION
+    metadata.version = FORMAT_VERSION
     return metadata
 
 

@@ -9,7 +9,14 @@ from . import _describe, _errors, _group, _metadata, _objects
 from ._hooks import is_untouched
 from ._steps import Steps
 from .default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from .filesystem import FileSystemReader, FileSystemWriter, has_known_transforms, is_local, warn_of_existing
+from .filesystem import (
+    FileSystemReader,
+    FileSystemWriter,
+    has_known_transforms,
+    is_local,
+    metadata_path,
+    warn_of_existing,
+)
 
 
 def can_save(writer, planner):
@@ -51,7 +58,7 @@ def save(state_dict, writer, planner, channel, coordinator, use_collectives, opt
             sync=writer.sync_files,
             files=writer.thread_count,
             file_per_item=not writer.single_file_per_rank,
-            serialization=writer.serialization_format.value,
+            serialization=writer.serialization_name(),
             transform=writer.transform_name(),
             # Without collectives nobody has agreed on an id; different ones would say that the ranks' files are of different saves.
             save_id=writer.save_id if use_collectives else None,
@@ -72,7 +79,7 @@ def save(state_dict, writer, planner, channel, coordinator, use_collectives, opt
 
 def _prepare_save(writer, channel, coordinator, use_collectives):
     writer.set_up_storage_writer(channel.rank == coordinator, rank=channel.rank, use_collectives=use_collectives)
-    if use_collectives and writer.overwrite and writer._metadata_exists():
+    if use_collectives and writer.overwrite and os.path.exists(metadata_path(writer)):
         warn_of_existing(writer.path)
 
 
@@ -126,7 +133,7 @@ def load(state_dict, reader, planner, channel, coordinator, options):
 
 def _is_saved_alone(reader, rank):
     """Whether ranks were saved each by itself: then each loads its own, as DCP does."""
-    return not os.path.exists(reader._get_metadata_path()) and os.path.exists(reader._get_metadata_path(rank))
+    return not os.path.exists(metadata_path(reader)) and os.path.exists(metadata_path(reader, rank))
 
 
 def put(tree, path, value):

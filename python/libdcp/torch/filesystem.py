@@ -6,15 +6,16 @@ records, commit and metadata. What the C library does not know (Python file syst
 streams, by the same rules.
 """
 
+import dataclasses
 import functools
+import inspect
+import io
 import os
-import uuid
 import warnings
 
 import torch
 import torch.distributed.checkpoint.filesystem as _original
 from torch.distributed.checkpoint._extension import ZStandard
-from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
@@ -26,8 +27,6 @@ from ._mirror import attributes
 __all__ = list(_original.__all__)
 
 ZSTD = "stream.zstd/1"
-# What the records of one call of the C library may hold of memory that a planner has made for them.
-BATCH_BYTES = 64 << 20
 
 
 def done(value):
@@ -50,6 +49,11 @@ def has_known_transforms(reader):
     return transforms.extension_registry.extensions == {ZStandard.registry_name(): ZStandard}
 
 
+def metadata_path(storage, rank=None):
+    """Of a checkpoint's metadata, or of what a rank has saved by itself."""
+    return storage.fs.concat_path(storage.path, ".metadata" if rank is None else f"__{rank}.metadata")
+
+
 class FileSystemWriter(_original.FileSystemWriter):
     """Writes checkpoints into a directory. Options and defaults are PyTorch's.
 
@@ -59,6 +63,12 @@ class FileSystemWriter(_original.FileSystemWriter):
     _sync = functools.cached_property(lambda self: _streams.Sync())  # of Python's streams
     _written = ()  # names of files of the current save, as long as nobody else looks after them
     _claim = None  # of the coordinator: the place is ours until it is published or given up
+    rank = None
+    use_collectives = True
+
+    def set_up_storage_writer(self, is_coordinator, *args, **kwargs):
+        self.rank = kwargs.get("rank")
+        self.use_collectives = kwargs.get("use_collectives", True)
 
     def reset(self, checkpoint_id=None):
         self._begin()
@@ -68,7 +78,7 @@ class FileSystemWriter(_original.FileSystemWriter):
     def prepare_local_plan(self, plan):
         if not self.use_collectives:
             self._refuse_existing()
-        elif self._metadata_exists():
+        elif self.fs.exists(metadata_path(self)):
             self._replace_existing()
         self.fs.mkdir(self.path)
         if self.rank is not None and not self.use_collectives:
@@ -96,7 +106,7 @@ class FileSystemWriter(_original.FileSystemWriter):
         if not (self.use_collectives and self._writes_in_c()):
             _streams.finish(self, metadata, results)
             return
-        metadata.version = _original.CURRENT_DCP_VERSION
+        metadata.version = _metadata.FORMAT_VERSION
         metadata.storage_data = {result.index: result.storage_data for of_rank in results for result in of_rank}
         metadata.storage_meta = self.storage_meta()
         claim = self._claim or self._claim_place(len(results))
@@ -115,6 +125,11 @@ class FileSystemWriter(_original.FileSystemWriter):
             save_id=self.save_id,
             checkpoint_id=os.fspath(self.path),
         )
+
+    def serialization_name(self):
+        """The C library's name of the form of records; there was one only before 2.8."""
+        chosen = getattr(self, "serialization_format", None)
+        return "torch_save" if chosen is None else chosen.value
 
     def transform_name(self):
         """The C library's name of the stream transform; None if there is none. Raises LookupError for those that only Python has."""
@@ -147,9 +162,9 @@ class FileSystemWriter(_original.FileSystemWriter):
 
     def _refuse_existing(self):
         for rank in (None, self.rank):
-            if self.fs.exists(self._get_metadata_path(rank)):
+            if self.fs.exists(metadata_path(self, rank)):
                 raise RuntimeError(
-                    f"Checkpoint already exists: {self._get_metadata_path(rank)}; without collectives none is ever replaced."
+                    f"Checkpoint already exists: {metadata_path(self, rank)}; without collectives none is ever replaced."
                 )
 
     def _replace_existing(self):
@@ -168,7 +183,7 @@ class FileSystemWriter(_original.FileSystemWriter):
             file_per_item=not self.single_file_per_rank,
             sync=self.sync_files,
             transform=self.transform_name(),
-            serialization=self.serialization_format.value,
+            serialization=self.serialization_name(),
         )
         return [WriteResult(item.index, place[2], self._storage_info(place)) for item, place in zip(plan.items, places)]
 
@@ -188,8 +203,6 @@ def warn_of_existing(path):
 
 
 def _with_prefix(plan, prefix):
-    import dataclasses
-
     return dataclasses.replace(plan, storage_data=_original._StoragePrefix(prefix))
 
 
@@ -214,6 +227,15 @@ class FileSystemReader(_original.FileSystemReader):
 
     _checkpoint = None  # what read_metadata has opened
     _known_storage = None  # the storage data that came from it
+    rank = None
+    use_collectives = True
+
+    def set_up_storage_reader(self, metadata, is_coordinator, *args, **kwargs):
+        self.rank = kwargs.get("rank")
+        self.use_collectives = kwargs.get("use_collectives", True)
+        self.storage_data = metadata.storage_data
+        if self.storage_data is None:
+            raise AssertionError("storage_data must not be None in metadata")
 
     def reset(self, checkpoint_id=None):
         self._checkpoint = self._known_storage = None
@@ -225,7 +247,7 @@ class FileSystemReader(_original.FileSystemReader):
             return _streams.read_metadata(self, rank)
         checkpoint = _core.open(self.path, rank=-1 if rank is None else rank)
         if rank is None and checkpoint.info()["layout"].startswith("rank-local"):
-            raise FileNotFoundError(f"{self._get_metadata_path()}: ranks were saved here each by itself")
+            raise FileNotFoundError(f"{metadata_path(self)}: ranks were saved here each by itself")
         metadata = _metadata.metadata_of(checkpoint)
         metadata.storage_meta.load_id = self.load_id
         self._checkpoint, self._known_storage = checkpoint, metadata.storage_data
@@ -247,8 +269,6 @@ class FileSystemReader(_original.FileSystemReader):
         return has_known_transforms(self)
 
     def _read_object(self, item, planner):
-        import io
-
         planner.load_bytes(item, io.BytesIO(self._checkpoint.object_bytes(item.storage_index.fqn)))
 
     def _read_tensors(self, items, planner):
@@ -272,13 +292,16 @@ class FileSystemReader(_original.FileSystemReader):
 
 
 def _write_item(*arguments, **named):
-    """One record, appended to a stream. Takes the arguments of every release: the transforms came first in 2.7."""
-    if arguments and not isinstance(arguments[0], _original._StorageWriterTransforms):
-        arguments = (_original._StorageWriterTransforms(), *arguments, _original.SerializationFormat.TORCH_SAVE)
-    elif not arguments and "transforms" not in named:
-        named.setdefault("transforms", _original._StorageWriterTransforms())
+    """One record, appended to a stream. Takes the arguments of every release: transforms came first in 2.7, the form last in 2.8."""
+    names = list(inspect.signature(_original._write_item).parameters)
+    is_old = bool(arguments) and not isinstance(arguments[0], _original._StorageWriterTransforms)
+    named.update(zip(names[1:] if is_old else names, arguments))
+    named.setdefault("transforms", _original._StorageWriterTransforms())
+    if hasattr(_original, "SerializationFormat"):
         named.setdefault("serialization_format", _original.SerializationFormat.TORCH_SAVE)
-    return _original._write_item(*arguments, **named)
+    else:
+        named.setdefault("safe_tensors", False)
+    return _original._write_item(**named)
 
 
 __getattr__, __dir__ = attributes(__name__)

@@ -20,11 +20,8 @@ from libdcp.torch.default_planner import (
     _create_default_local_metadata,
     _EmptyStateDictLoadPlanner,
     create_default_global_save_plan,
-    create_default_local_load_plan,
-    create_default_local_save_plan,
 )
 from libdcp.torch.metadata import (
-    BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -46,7 +43,7 @@ from libdcp.torch.planner import (
 from libdcp.torch.planner_helpers import create_read_items_for_chunk_list
 from libdcp.torch.state_dict_loader import _load_state_dict_from_keys
 from libdcp.torch.utils import _assert_same_keys, find_state_dict_object, find_tensor_shard
-from support import GOLDEN, TestCase, failures_of, files_of, numbered, raises_together, torch_bytes
+from support import GOLDEN, TestCase, failures_of, numbered, raises_together, torch_bytes
 
 
 def chunk(offsets, sizes):

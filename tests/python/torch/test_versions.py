@@ -11,7 +11,6 @@ import torch.distributed.checkpoint as torch_dcp
 
 import libdcp.torch as dcp
 from libdcp.torch.format_utils import BroadcastingTorchSaveReader
-from libdcp.torch.metadata import Metadata
 from support import GOLDEN, TestCase, golden_cases, numbered
 
 

@@ -5,10 +5,8 @@ import os
 import pathlib
 import unittest
 import uuid
-import warnings
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as torch_dcp
 from torch.futures import Future
 
@@ -19,7 +17,6 @@ from libdcp.torch.filesystem import (
     FileSystem,
     SerializationFormat,
     _split_by_size_and_type,
-    _StoragePrefix,
 )
 from libdcp.torch.metadata import Metadata, MetadataIndex, StorageMeta
 from libdcp.torch.planner import SavePlan, WriteItem, WriteItemType
