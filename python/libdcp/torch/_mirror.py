@@ -10,6 +10,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
+import types
 
 OURS = __package__
 THEIRS = "torch.distributed.checkpoint"
@@ -29,14 +30,24 @@ def attributes(name):
 
     def get(attribute):
         try:
-            return getattr(original, attribute)
+            found = getattr(original, attribute)
         except AttributeError:
             raise AttributeError(f"neither {name} nor {original.__name__} has {attribute!r}") from None
+        inner = f"{name}.{attribute}"
+        if isinstance(found, types.ModuleType) and found.__name__ == original_name(inner) and _has_file(name, inner):
+            return importlib.import_module(inner)  # PyTorch has imported its module; ours may still be to come
+        return found
 
     def names():
         return sorted(set(vars(sys.modules[name])) | set(dir(original)))
 
     return get, names
+
+
+def _has_file(package, name):
+    """Whether we have a module of our own of that name."""
+    places = getattr(sys.modules[package], "__path__", None)
+    return places is not None and importlib.machinery.PathFinder.find_spec(name, places) is not None
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -238,6 +238,16 @@ class Install(TestCase):
         environment = {**os.environ, "PYTHONPATH": paths, "PYTHONWARNINGS": "ignore"}
         return subprocess.run([sys.executable, "-m", "libdcp.torch", *arguments], capture_output=True, text=True, env=environment)
 
+    def test_modules_as_attributes_are_ours(self):
+        """PyTorch imports some of its modules itself; ours of the same name must not be hidden by them."""
+        program = (
+            "import libdcp.torch as dcp\n"
+            "print(dcp.hf_storage.__name__, dcp.quantized_hf_storage.__name__, dcp.filesystem.__name__, dcp.metadata.__name__)"
+        )
+        done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
+        ours = [f"libdcp.torch.{name}" for name in ("hf_storage", "quantized_hf_storage", "filesystem")]
+        self.assertEqual(done.stdout.split(), [*ours, f"{THEIRS}.metadata"])
+
     def test_unchanged_programs(self):
         program = self.root / "train.py"
         program.write_text(
