@@ -33,6 +33,10 @@ taskset -c 0 "$bin/bench_save" null "$mib" "$runs" 2>/dev/null
 "$bin/bench_small" "$memory" 100000 1024 "$runs"
 if "$python" -c 'import torch' 2>/dev/null; then
     "$python" bench/bench_torch.py "$memory" "$mib" 3
+    if [ -e build/python/libdcp/_core.abi3.so ]; then
+        echo
+        PYTHONPATH=build/python "$python" bench/bench_python_torch.py "$memory" "$work" "$mib" 3
+    fi
 fi
 "$bin/bench_slice"
 "$bin/bench_share" "$memory" 256 "$runs"
