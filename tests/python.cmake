@@ -36,7 +36,7 @@ if(TARGET dcp_python AND NOT DCP_SANITIZE AND NOT DCP_TEST_WRAPPER)
     add_test(NAME python.wheel
         COMMAND ${PROJECT_SOURCE_DIR}/tests/python/wheel.sh ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR})
     set_tests_properties(python.wheel PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 900)
-    foreach(folder torch torch_convert)
+    foreach(folder torch torch_convert torch_staging)
         if(EXISTS ${PROJECT_SOURCE_DIR}/tests/python/${folder}/CMakeLists.txt)
             add_subdirectory(python/${folder})
         endif()

@@ -24,8 +24,9 @@ from ._objects import allow_pickle  # noqa: E402
 from .default_planner import DefaultLoadPlanner, DefaultSavePlanner  # noqa: E402
 from .filesystem import FileSystemReader, FileSystemWriter  # noqa: E402
 from .optimizer import load_sharded_optimizer_state_dict  # noqa: E402
+from .staging import AsyncStager, BlockingAsyncStager  # noqa: E402
 from .state_dict_loader import load, load_state_dict  # noqa: E402
-from .state_dict_saver import save, save_state_dict  # noqa: E402
+from .state_dict_saver import async_save, save, save_state_dict  # noqa: E402
 
 # Ours, too, but in need of packages that not everybody has, or of a PyTorch that has them: imported when they are asked for.
 _LATER = {

@@ -153,12 +153,14 @@ class _Connection:
             pass  # the store is gone with its process, and so is the group
 
 
-def of(process_group):
-    """The channel of a process group (None: the default one). Collective when it is made."""
+def of(process_group, kind=None):
+    """The channel of a process group (None: the default one) for one kind of calls, which come in the same order on all ranks: unless
+    it is given, those of the main thread are one kind and those of other threads another. Collective when it is made."""
     group = _member_of(process_group)
     with _channels_lock:
         connections = _channels.setdefault(group, {})
-        kind = "main" if threading.current_thread() is threading.main_thread() else "background"
+        if kind is None:
+            kind = "main" if threading.current_thread() is threading.main_thread() else "background"
         if kind not in connections:
             connections[kind] = _Connection(_store(group), kind)
         connection = connections[kind]

@@ -6,14 +6,15 @@ Names are exchanged in PyTorch's modules, so it must happen before a program imp
 import importlib
 import threading
 
-from ._mirror import THEIRS
+from . import npu
+from ._mirror import OURS, original_name
 
 # Our module -> names in it that take the place of PyTorch's, there and wherever else PyTorch keeps them.
 REPLACED = {
     "default_planner": ("DefaultSavePlanner", "DefaultLoadPlanner", "_EmptyStateDictLoadPlanner"),
     "filesystem": ("FileSystemWriter", "FileSystemReader"),
     "_storage_utils": ("_storage_setup",),
-    "state_dict_saver": ("save", "save_state_dict", "_save_state_dict"),
+    "state_dict_saver": ("save", "save_state_dict", "_save_state_dict", "async_save"),
     "state_dict_loader": ("load", "load_state_dict", "_load_state_dict", "_load_state_dict_from_keys"),
     "format_utils": ("BroadcastingTorchSaveReader", "DynamicMetaLoadPlanner", "dcp_to_torch_save", "torch_save_to_dcp"),
     "optimizer": ("load_sharded_optimizer_state_dict",),
@@ -22,6 +23,11 @@ REPLACED = {
     "_consolidate_hf_safetensors": ("consolidate_safetensors_files", "consolidate_safetensors_files_on_every_rank"),
     "_fsspec_filesystem": ("FsspecReader", "FsspecWriter"),
     "fsspec_filesystem": ("FsspecReader", "FsspecWriter"),
+    "staging": ("BlockingAsyncStager", "DefaultStager"),
+    "_state_dict_stager": ("StateDictStager",),
+    "_async_thread_executor": ("_ThreadBasedAsyncCheckpointExecutor",),
+    "_async_process_executor": ("_ProcessBasedAsyncCheckpointExecutor",),
+    "_state_dict_utils": ("_create_cpu_state_dict", "_copy_state_dict", "_check_state_dict_similarity"),
 }
 # Modules of PyTorch that hold those names: where they are defined, and where they are imported from there.
 HOLDERS = ("", *REPLACED, "_checkpointer")
@@ -47,6 +53,7 @@ def install():
             for name, value in list(vars(module).items()):
                 if id(value) in ours:
                     _replace(module, name, ours[id(value)])
+        npu.patch_cudart()
 
 
 def uninstall():
@@ -55,6 +62,7 @@ def uninstall():
         while _replaced:
             module, name, original = _replaced.pop()
             setattr(module, name, original)
+        npu.unpatch_cudart()
 
 
 def is_installed():
@@ -67,7 +75,7 @@ def _ours(inner):
 
 def _theirs(inner):
     try:
-        return importlib.import_module(f"{THEIRS}.{inner}" if inner else THEIRS)
+        return importlib.import_module(original_name(f"{OURS}.{inner}" if inner else OURS))
     except ImportError:  # of another release, or in need of a package that is not there
         return None
 

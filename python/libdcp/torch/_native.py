@@ -84,11 +84,11 @@ def _prepare_save(writer, channel, coordinator, use_collectives):
 
 
 def _prepared(state_dict, describe, prepare):
-    """The state and how to describe it, after `prepare()`. If that fails, a state that cannot be described: a rank that cannot go
-    on takes part all the same, and so tells the others."""
+    """The state, or what it gives if it is a function, and how to describe it, after `prepare()`. If one of them fails, a state that
+    cannot be described: a rank that cannot go on takes part all the same, and so tells the others."""
     try:
         prepare()
-        return state_dict, describe
+        return state_dict() if callable(state_dict) else state_dict, describe
     except Exception as error:
         failure = error
 

@@ -12,12 +12,29 @@ from ._steps import Steps, channel_of
 from .default_planner import DefaultSavePlanner
 
 
-def save(state_dict, writer, planner, *, process_group=None, coordinator=0, no_dist=False, use_collectives=True, options=None):
-    """Saves a state dict that holds no Stateful objects any more. Returns the Metadata of what was saved."""
+def save(
+    state_dict,
+    writer,
+    planner,
+    *,
+    process_group=None,
+    coordinator=0,
+    no_dist=False,
+    use_collectives=True,
+    options=None,
+    channel=None,
+):
+    """Saves a state dict that holds no Stateful objects any more. Returns the Metadata of what was saved.
+
+    `state_dict` may be a function that gives it; what that raises is a failure of this rank's plan, or raised as it is where there is
+    nobody to tell. `channel`: in place of the group's own.
+    """
     planner = planner if planner is not None else DefaultSavePlanner()
     options = options or {}
-    channel = _channel(process_group, no_dist, use_collectives)
+    channel = channel if channel is not None else _channel(process_group, no_dist, use_collectives)
     with channel.lock:
+        if callable(state_dict) and (channel.size == 1 or not use_collectives):
+            state_dict = state_dict()
         if _native.can_save(writer, planner):
             return _native.save(state_dict, writer, planner, channel, coordinator, use_collectives, options)
         if options:
@@ -67,6 +84,8 @@ class _Hooks:
         return self.finish([self.write(plan)])
 
     def plan_local(self):
+        if callable(self.state_dict):
+            self.state_dict = self.state_dict()
         self._set_up_planner()
         self._set_up_writer()
         return self.writer.prepare_local_plan(self.planner.create_local_plan())

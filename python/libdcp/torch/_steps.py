@@ -12,10 +12,10 @@ from torch.distributed.checkpoint.api import CheckpointException, _is_wrapped_ex
 from . import _group
 
 
-def channel_of(process_group, step="plan"):
+def channel_of(process_group, step="plan", kind=None):
     """The channel of a process group; that ranks do not arrive to make it counts as a failure of the first step."""
     try:
-        return _group.of(process_group)
+        return _group.of(process_group, kind)
     except (OSError, RuntimeError) as error:
         rank = process_group.rank() if process_group is not None else dist.get_rank()
         raise CheckpointException(step, {rank: _wrap_exception(error)}) from error

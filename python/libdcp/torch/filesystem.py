@@ -23,6 +23,7 @@ from torch.futures import Future
 from .. import _core
 from . import _describe, _metadata, _streams
 from ._mirror import attributes
+from .staging import BlockingAsyncStager
 
 __all__ = list(_original.__all__)
 
@@ -54,7 +55,7 @@ def metadata_path(storage, rank=None):
     return storage.fs.concat_path(storage.path, ".metadata" if rank is None else f"__{rank}.metadata")
 
 
-class FileSystemWriter(_original.FileSystemWriter):
+class FileSystemWriter(_original.FileSystemWriter, BlockingAsyncStager):
     """Writes checkpoints into a directory. Options and defaults are PyTorch's.
 
     A checkpoint that is there is replaced as a whole or not at all: its files stay until the new one is published.

@@ -1,6 +1,4 @@
 """Saving: `torch.distributed.checkpoint.state_dict_saver`, with saves made by libdcp.
-
-`async_save` is PyTorch's own.
 """
 
 import warnings
@@ -12,6 +10,7 @@ import torch.distributed.checkpoint.state_dict_saver as _original
 from torch.distributed.checkpoint.stateful import Stateful
 
 from . import _save
+from ._async_save import async_save
 from ._mirror import attributes
 from ._storage_utils import _storage_setup
 

@@ -1,0 +1,98 @@
+"""Snapshots of whole states in host memory that is kept from one to the next: `torch.distributed.checkpoint._state_dict_stager`."""
+
+import warnings
+
+import torch
+import torch.distributed.checkpoint._state_dict_stager as _original
+from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
+
+from . import _copy, _memory, _pin
+from ._mirror import attributes
+
+CPU = torch.device("cpu")
+
+
+class StagerClosed(AssertionError, RuntimeError):
+    """A stager was asked to stage after its `close`."""
+
+    def __init__(self):
+        super().__init__("the stager is closed, so it cannot stage any more")
+
+
+class StateDictStager(_original.StateDictStager):
+    """Copies a state, with all containers and objects in it, into host memory. Storage that tensors share is copied once and stays
+    shared. The memory of each storage is kept for the next state that has it, and goes with it.
+
+    pin_memory: the device can copy into it directly; without CUDA or an NPU the flag is dropped, with a warning. share_memory: other
+    processes can be given it. pin_memory_min_bytes: smaller blocks are not pinned.
+    """
+
+    def __init__(self, pin_memory=False, share_memory=False, pin_memory_min_bytes=5):
+        if pin_memory and not _pin.is_available():
+            warnings.warn(
+                "Ignoring pin_memory flag for checkpoint staging, since there is neither CUDA nor an NPU to pin memory for.",
+                stacklevel=2,
+            )
+            pin_memory = False
+        super().__init__(share_memory=share_memory)
+        self.pin_memory = pin_memory
+        self.pin_memory_min_bytes = pin_memory_min_bytes
+        self._copies = []  # (target, source) storages of the state that is being staged
+        self._is_closed = False
+
+    @torch.no_grad()
+    def stage(self, state_dict, non_blocking=False):
+        if self._is_closed:
+            raise StagerClosed
+        try:
+            staged = self.deepcopy_with_tensor_offload(state_dict, None, [], non_blocking)
+            _copy.copy_storages(self._copies)
+        finally:
+            self._copies = []
+        return staged
+
+    def close(self):
+        self._is_closed = True
+        super().close()
+
+    def _stage_untyped_storage(self, storage, non_blocking=False):
+        """The host memory for a storage. Memory on the host is copied at the end, all at once; what is on a device, at once."""
+        target = self._cached_storage_mapping.get(storage)
+        if target is None or target.nbytes() != storage.nbytes():
+            target = self._cached_storage_mapping[storage] = self._new_storage(storage.nbytes())
+        if storage.device == CPU:
+            self._copies.append((target, storage))
+        else:
+            target.copy_(storage, non_blocking=non_blocking)
+        return target
+
+    def _new_storage(self, nbytes):
+        is_pinned = self.pin_memory and nbytes >= max(self.pin_memory_min_bytes, 1)
+        if is_pinned and self.share_memory:
+            return _memory.shared_and_pinned(nbytes, is_required=False)
+        if is_pinned:
+            return _memory.pinned(nbytes)
+        return _memory.shared(nbytes) if self.share_memory else _memory.ordinary(nbytes)
+
+    def _offload_tensor(self, x, memo, non_blocking=False):
+        if isinstance(x, ShardedTensor):
+            return self._offload_sharded(x, memo, non_blocking)
+        if x.layout is not torch.strided or x.is_quantized:
+            return x.detach().to(device=CPU, copy=True)
+        if x.is_conj() or x.is_neg():  # kept in the tensor, not in its storage
+            x = x.detach().resolve_conj().resolve_neg()
+        return super()._offload_tensor(x, memo, non_blocking=non_blocking)
+
+    def _offload_sharded(self, x, memo, non_blocking):
+        if not x.local_shards():
+            return x
+        host = x if x.local_shards()[0].tensor.device == CPU else x.to(device="cpu")
+        shards = [
+            Shard(self._offload_tensor(shard.tensor, memo, non_blocking), shard.metadata) for shard in host.local_shards()
+        ]
+        return ShardedTensor._init_from_local_shards_and_global_metadata(
+            shards, host.metadata(), process_group=host._process_group, sharding_spec=host.sharding_spec()
+        )
+
+
+__getattr__, __dir__ = attributes(__name__)
