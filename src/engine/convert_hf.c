@@ -6,6 +6,7 @@
 
 #include "base/pool.h"
 #include "engine/convert_safetensors.h"
+#include "engine/hf_names.h"
 #include "format/hf.h"
 #include "format/json_read.h"
 
@@ -285,9 +286,10 @@ static bool is_of_old(const hf *h, const char *name)
 {
     const char *tensor;
     json_t *file;
-    unsigned a, b;
-    int end = 0;
-    if (strcmp(name, SINGLE) == 0 || (sscanf(name, "model-%5u-of-%5u" EXTENSION "%n", &a, &b, &end) == 2 && end && !name[end])) {
+    const char *at = name;
+    uint64_t part, parts;
+    if (strcmp(name, SINGLE) == 0 ||
+        (dcp__hf_take(&at, "model-", &part) && dcp__hf_take(&at, "-of-", &parts) && strcmp(at, EXTENSION) == 0)) {
         return true;
     }
     json_object_foreach(json_object_get(h->old_index, "weight_map"), tensor, file)

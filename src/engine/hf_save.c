@@ -5,6 +5,7 @@
 
 #include "dcp/convert.h"
 #include "engine/group_plan.h"
+#include "engine/hf_names.h"
 #include "engine/session.h"
 #include "engine/write_records.h"
 #include "format/safetensors_writer.h"
@@ -282,10 +283,10 @@ static dcp_status look_around(const hf_save *h, dcp__names *old, dcp_error *err)
 /* Names of the new shards: those of the ranks, whose parts are known to all. */
 static bool is_new(const hf_save *h, const uint64_t *files, const char *name)
 {
-    unsigned rank, part, parts;
-    int end = 0;
-    return sscanf(name, "shard-%5u-model-%5u-of-%5u.safetensors%n", &rank, &part, &parts, &end) == 3 && end && !name[end] &&
-           rank >= 1 && rank <= (unsigned)h->world && parts == h->parts && part >= 1 && part <= files[rank - 1];
+    uint64_t rank, part, parts;
+    return dcp__hf_take(&name, "shard-", &rank) && dcp__hf_take(&name, "-model-", &part) && dcp__hf_take(&name, "-of-", &parts) &&
+           strcmp(name, ".safetensors") == 0 && rank >= 1 && rank <= (uint64_t)h->world && parts == h->parts && part >= 1 &&
+           part <= files[rank - 1];
 }
 
 /* Shards of an older save that no new one has replaced. */
