@@ -132,9 +132,10 @@ DCP_API dcp_status dcp_checkpoint_file(const dcp_checkpoint *ck, size_t i, dcp_f
 /* ---- reading ---- */
 
 /* Reads a box of a tensor (NULL: all of it) into dst, whose dtype is the item's and whose extents are the box's sizes; any
- * strides, host memory. Only the bytes that the box needs are read, in ascending order, nearby ones together.
+ * strides, in host memory or on a device. Only the bytes that the box needs are read, in ascending order, nearby ones together.
  * Errors: MISMATCH (dtype or shape), ARG (box outside), FORMAT (also: chunks do not cover the box), CHECKSUM, NOT_FOUND (file),
- * IO, UNSUPPORTED (unknown transform), NOMEM. On an error the content of dst is undefined. */
+ * IO, UNSUPPORTED (unknown transform; a device without its library), DEVICE, NOMEM. On an error the content of dst is undefined.
+ */
 DCP_API dcp_status dcp_read(dcp_checkpoint *ck, const dcp_item *item, const dcp_box *box, const dcp_tensor *dst, dcp_error *err);
 
 /* One request of several. */
