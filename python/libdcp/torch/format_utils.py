@@ -45,6 +45,7 @@ class BroadcastingTorchSaveReader(_original.BroadcastingTorchSaveReader):
     def read_data(self, plan, planner):
         is_alone = self._is_alone or not (dist.is_available() and dist.is_initialized())
         ranks = _broadcast.Ranks(self._process_group, self.coordinator_rank, is_alone)
+        self._join(None, False)  # the next load may be PyTorch's, which says nothing
         _broadcast.load(
             plan.items,
             planner,

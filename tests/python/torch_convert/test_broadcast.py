@@ -231,11 +231,11 @@ def load_in_a_subgroup(ranks, path):
 
 
 def load_by_torch(ranks, path):
-    """Our reader and planner under PyTorch's load."""
+    """Our reader and planner under PyTorch's load, after one of ours in which every rank was alone."""
+    reader = BroadcastingTorchSaveReader(path)
+    dcp.load({"a": torch.zeros(2)}, planner=DynamicMetaLoadPlanner(), storage_reader=reader, no_dist=True)
     state = {"a": torch.zeros(2)}
-    torch_dcp.load(
-        state, planner=DynamicMetaLoadPlanner(), storage_reader=BroadcastingTorchSaveReader(path), process_group=ranks.group
-    )
+    torch_dcp.load(state, planner=DynamicMetaLoadPlanner(), storage_reader=reader, process_group=ranks.group)
     return tensor_bytes(state["a"])
 
 
