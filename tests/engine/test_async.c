@@ -424,7 +424,7 @@ static void async__the_caller_waits_for_what_has_no_room_only(void **unused)
     so.cap_bytes = 32 * MIB;
     dcp_async_opts opts = DCP_ASYNC_OPTS_INIT;
     opts.stager = make_stager(so);
-    opts.max_bytes_per_second = 40 * MIB;
+    opts.max_bytes_per_second = 16 * MIB;
     dcp_value *state = large_state(20, 2, 1);
     dcp_op *op = submit(&p, "", state, opts);
     dcp_op_progress progress = DCP_OP_PROGRESS_INIT;
