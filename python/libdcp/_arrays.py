@@ -125,6 +125,9 @@ def capsule_of(obj: Any) -> Any:
     device = obj.__dlpack_device__()[0]
     if device not in (1, 3, 11):  # host memory, and pinned host memory of CUDA and ROCm
         raise ValueError(f"{type(obj).__qualname__}: its memory is on a device (DLPack device type {int(device)}); copy it to the host")
+    is_negated = getattr(obj, "is_neg", None)  # PyTorch gives the memory away all the same
+    if is_negated is not None and is_negated():
+        raise BufferError(f"{type(obj).__qualname__}: a negation of its elements is still to be done; resolve_neg() it")
     try:
         return obj.__dlpack__(max_version=(1, 1))
     except TypeError:  # an older producer
@@ -149,6 +152,8 @@ class Describer:
 
     def __call__(self, obj: Any) -> tuple[Any, ...] | None:
         numpy = sys.modules.get("numpy")
+        if numpy and isinstance(obj, numpy.ma.MaskedArray):
+            raise TypeError("masked arrays cannot be stored in a checkpoint: save data and mask, each by itself")
         if numpy and isinstance(obj, numpy.ndarray):
             return self._array(obj, name_of(obj.dtype))
         if numpy and isinstance(obj, numpy.generic):
@@ -177,6 +182,8 @@ class Describer:
 
     def _by_copy(self, array: np.ndarray, dtype: str) -> tuple[Any, ...] | None:
         import numpy as np
+        if self.is_target and array.size and any(stride == 0 and extent > 1 for stride, extent in zip(array.strides, array.shape)):
+            raise RuntimeError("elements of the array to be filled lie at one place in memory; copy() it before")
         native = array.dtype.newbyteorder("=")
         copy = np.empty(array.shape, native) if self.is_target else np.ascontiguousarray(array, native).reshape(array.shape)
         if self.is_target:

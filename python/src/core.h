@@ -97,6 +97,8 @@ dcp_dtype dtype_from(PyObject *name);
 int tensor_from_torch(PyObject *object, dcp_tensor *out, int64_t numbers[2 * DCP_MAX_NDIM]);
 int tensor_from_buffer(core_keep *keep, PyObject *object, bool is_target, dcp_tensor *out, int64_t numbers[2 * DCP_MAX_NDIM]);
 int tensor_from_dlpack(core_keep *keep, PyObject *capsule, bool is_target, dcp_tensor *out, int64_t numbers[2 * DCP_MAX_NDIM]);
+/* -1 with a RuntimeError, as PyTorch's copy_ has it, for a target of which all elements along a dimension are one. */
+int refuse_overlap(const dcp_tensor *target);
 /* A value of a ("t", ...), ("s", ...), ("b", ...) or ("d", ...) descriptor. */
 dcp_value *value_from_descriptor(core_keep *keep, PyObject *descriptor, bool is_target);
 /* The tensor of a descriptor that is no sharded one; extents and strides go to numbers. */

@@ -96,9 +96,10 @@ static dcp_dtype dtype_of_format(const char *format, Py_ssize_t bytes)
     return bytes <= 8 && strchr("BHILQN", c[0]) ? is_unsigned[bytes] : DCP_DTYPE_NONE;
 }
 
+/* Without strides, as ctypes has it, the elements are dense. */
 static bool strides_in_elements(const Py_buffer *view, int64_t *strides)
 {
-    for (int d = 0; d < view->ndim; d++) {
+    for (int d = 0; view->strides && d < view->ndim; d++) {
         if (view->strides[d] < 0 || view->strides[d] % view->itemsize != 0) {
             return false;
         }
@@ -124,8 +125,11 @@ int tensor_from_buffer(core_keep *k, PyObject *object, bool is_target, dcp_tenso
     for (int d = 0; d < view->ndim; d++) {
         numbers[d] = view->shape[d];
     }
-    *out = (dcp_tensor){
-        .dtype = dtype, .ndim = view->ndim, .extents = numbers, .strides = numbers + DCP_MAX_NDIM, .data = view->buf};
+    *out = (dcp_tensor){.dtype = dtype,
+                        .ndim = view->ndim,
+                        .extents = numbers,
+                        .strides = view->strides ? numbers + DCP_MAX_NDIM : NULL,
+                        .data = view->buf};
     return 1;
 }
 
@@ -178,6 +182,22 @@ dcp_dtype dtype_from(PyObject *name)
         PyErr_Format(PyExc_ValueError, "no dtype %R", name);
     }
     return dtype;
+}
+
+/* ---- targets ---- */
+
+int refuse_overlap(const dcp_tensor *target)
+{
+    bool has_elements = true, repeats = false;
+    for (int d = 0; target->strides && d < target->ndim; d++) {
+        has_elements &= target->extents[d] != 0;
+        repeats |= target->strides[d] == 0 && target->extents[d] > 1;
+    }
+    if (!has_elements || !repeats) {
+        return 0;
+    }
+    PyErr_SetString(PyExc_RuntimeError, "elements of the tensor to be filled lie at one place in memory; clone() it before");
+    return -1;
 }
 
 /* ---- descriptors ---- */
@@ -280,7 +300,7 @@ int tensor_from_descriptor(core_keep *k, PyObject *d, bool is_target, dcp_tensor
     int found;
     PyObject *object;
     switch (descriptor_kind(d)) {
-    case 't': return plain_from(k, d, out, numbers);
+    case 't': return plain_from(k, d, out, numbers) < 0 || (is_target && refuse_overlap(out) < 0) ? -1 : 0;
     case 'b':
     case 'd':
         object = descriptor_item(d, 1);
@@ -293,7 +313,7 @@ int tensor_from_descriptor(core_keep *k, PyObject *d, bool is_target, dcp_tensor
             PyErr_Format(PyExc_ValueError, "%R: its memory, dtype or strides cannot be used%s", (PyObject *)Py_TYPE(object),
                          is_target ? ", or not be written" : "");
         }
-        return found > 0 ? 0 : -1;
+        return found > 0 && !(is_target && refuse_overlap(out) < 0) ? 0 : -1;
     case 0: return -1;
     default: PyErr_Format(PyExc_ValueError, "no tensor descriptor: %R", d); return -1;
     }
@@ -328,7 +348,7 @@ static int chunk_from(PyObject *entry, dcp_dtype dtype, int ndim, int64_t *numbe
 }
 
 /* ("s", dtype, global shape, [chunk, ...], keepalive) */
-static dcp_value *sharded_from(core_keep *k, PyObject *d)
+static dcp_value *sharded_from(core_keep *k, PyObject *d, bool is_target)
 {
     int64_t extents[DCP_MAX_NDIM];
     PyObject *name = descriptor_item(d, 1), *shape = descriptor_item(d, 2), *list = descriptor_item(d, 3);
@@ -348,8 +368,10 @@ static dcp_value *sharded_from(core_keep *k, PyObject *d)
     if (!tensors || !boxes || !numbers) {
         PyErr_NoMemory();
     } else {
-        while (done < n && chunk_from(PyTuple_GetItem(chunks, (Py_ssize_t)done), dtype, ndim, numbers + 3 * DCP_MAX_NDIM * done,
-                                      &tensors[done], &boxes[done]) == 0) {
+        while (done < n &&
+               chunk_from(PyTuple_GetItem(chunks, (Py_ssize_t)done), dtype, ndim, numbers + 3 * DCP_MAX_NDIM * done,
+                          &tensors[done], &boxes[done]) == 0 &&
+               !(is_target && refuse_overlap(&tensors[done]) < 0)) {
             done++;
         }
         if (done == n && dcp_sharded_create(NULL, dtype, ndim, extents, n, tensors, boxes, &v, &err) != DCP_OK) {
@@ -371,7 +393,7 @@ dcp_value *value_from_descriptor(core_keep *k, PyObject *d, bool is_target)
     dcp_error err = DCP_ERROR_INIT;
     char kind = descriptor_kind(d);
     if (kind == 's') {
-        return sharded_from(k, d);
+        return sharded_from(k, d, is_target);
     }
     if (kind == 0 || tensor_from_descriptor(k, d, is_target, &t, numbers) < 0) {
         return NULL;

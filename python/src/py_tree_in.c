@@ -267,6 +267,9 @@ static outcome from_known_tensor(core_tree *t, PyObject *object, bool in_object,
     if (found <= 0) {
         return found < 0 ? FAILED : DONE;
     }
+    if (t->is_target && refuse_overlap(&tensor) < 0) {
+        return fail_there(t);
+    }
     if (dcp_tensor_create(NULL, &tensor, &v, &err) != DCP_OK) {
         return fail_library(&err);
     }

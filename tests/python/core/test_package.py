@@ -2,6 +2,7 @@
 import array as arrays
 import ast
 import collections
+import ctypes
 import os
 import subprocess
 import sys
@@ -144,6 +145,51 @@ class Arrays(Case):
                 libdcp.load(self.dir, into={"v": target})
         with self.assertRaises(ValueError):
             libdcp.load(self.dir, into={"s": np.float32(0)})
+
+    def test_buffers_without_strides(self):
+        kinds = (ctypes.c_double * 3, ctypes.c_int32 * 3 * 2, ctypes.c_uint8 * 0, ctypes.c_float)
+        for kind in kinds:
+            with self.subTest(kind):
+                source = kind()
+                if memoryview(source).nbytes:
+                    ctypes.memset(ctypes.byref(source), 0x41, ctypes.sizeof(source))
+                libdcp.save(self.dir, {"c": source}, overwrite=True, sync=False)
+                np.testing.assert_array_equal(libdcp.load(self.dir)["c"], np.asarray(memoryview(source)))
+                target = kind()
+                libdcp.load(self.dir, into={"c": target})
+                self.assertEqual(bytes(target), bytes(source))
+
+    def test_masks_are_not_lost(self):
+        with self.assertRaisesRegex(TypeError, "mask"):
+            libdcp.save(self.dir, {"m": np.ma.masked_array([1.0, 2.0], mask=[True, False])})
+
+    def test_elements_that_are_still_to_be_negated(self):
+        class Negated:
+            """As a torch.Tensor that is the imaginary part of a conjugate: DLPack gives its memory, not its values."""
+
+            def __init__(self, array):
+                self.array = array
+                self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
+
+            def is_neg(self):
+                return True
+
+        libdcp.save(self.dir, {"n": np.zeros(2)}, sync=False)
+        for function in (lambda n: libdcp.save(self.dir, {"n": n}, overwrite=True), lambda n: libdcp.load(self.dir, {"n": n})):
+            with self.assertRaisesRegex(BufferError, "negation"):
+                function(Negated(np.ones(2)))
+
+    def test_targets_whose_elements_share_a_place(self):
+        want = np.arange(12, dtype=np.float32).reshape(3, 4)
+        libdcp.save(self.dir, {"v": want, "e": np.zeros((0, 4), np.float32)}, sync=False)
+
+        def repeated(dtype):
+            return np.lib.stride_tricks.as_strided(np.zeros(3, dtype), (3, 4), (4, 0))
+
+        for target in (repeated("<f4"), repeated(">f4"), libdcp.View(repeated("<u4"), "float32")):
+            with self.subTest(target), self.assertRaisesRegex(RuntimeError, "one place"):
+                libdcp.load(self.dir, into={"v": target})
+        libdcp.load(self.dir, into={"e": np.lib.stride_tricks.as_strided(np.zeros(0, "f4"), (0, 4), (4, 0))})
 
 
 class Trees(Case):
