@@ -5,6 +5,7 @@ ShardedTensor, and whatever else implements its protocols.
 """
 
 import collections.abc
+import functools
 import weakref
 
 import torch
@@ -214,6 +215,19 @@ def readable_into(target, dtype):
     return target if is_direct else torch.empty(target.shape, dtype=dtype)
 
 
+def check_fillable(target, dtype):
+    """Raises what `copy_` from that dtype would raise, but before anything is read, while the other ranks can still be told."""
+    if target.numel() and any(stride == 0 and extent > 1 for stride, extent in zip(target.stride(), target.shape)):
+        raise RuntimeError("elements of the tensor to be filled lie at one place in memory; clone() it before")
+    if target.dtype is not dtype:
+        _check_conversion(target.device, target.dtype, dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _check_conversion(device, target, saved):
+    torch.empty(1, dtype=target, device=device).copy_(torch.empty(1, dtype=saved))
+
+
 def materialise(state_dict):
     """Gives tensors on the meta device memory: where the default group works, or on the host without one."""
     if not any(map(_is_meta, tensors_in(state_dict))):
@@ -322,6 +336,7 @@ class Targets:
         return self._temporary(tensor, tensor.dtype)
 
     def _temporary(self, tensor, dtype):
+        check_fillable(tensor, dtype)
         if self._may_skip:
             memory = tensor.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()
         else:

@@ -43,6 +43,11 @@ def raise_together(step, error, channel, differences=None):
     raise CheckpointException(step, dict(sorted(failures.items()))) from (own or error)
 
 
+def raise_alone(step, error, rank):
+    """The same for a failure after the ranks have agreed that all went well."""
+    raise CheckpointException(step, {rank: _wrap_exception(error)}) from error
+
+
 def _step_of(error):
     """The library's name of the phase in which a rank failed, in DCP's words."""
     found = re.search(r"(?:^|: )(plan|write|commit|read)(?: failed on \d+ of \d+ ranks)?: ", str(error))
@@ -146,7 +151,8 @@ class Differences:
             return _core.MissingKeyError(f"Missing key in checkpoint state_dict: {fqn}. {message}")
         if kind == "shape":
             saved, current = re.match(r"shape (.*) in the checkpoint, (.*) in the state", text).groups()
-            return _core.MismatchError(f"Size mismatch between saved {saved} and current: {current} for {fqn}. {message}")
+            text = f"Size mismatch between saved torch.Size({saved}) and current: torch.Size({current}) for {fqn}. {message}"
+            return _core.MismatchError(text)
         if kind == "kind":
             text = f"Invalid checkpoint metadata for {fqn}, expected BytesStorageMetadata: {text}. {message}"
             return _core.MismatchError(text)

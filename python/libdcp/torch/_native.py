@@ -1,6 +1,7 @@
 """Whole saves and loads in C, for planners, writers and readers with nothing overridden."""
 
 import os
+import pathlib
 
 import torch.distributed.checkpoint.default_planner as _original
 
@@ -73,7 +74,7 @@ def save(state_dict, writer, planner, channel, coordinator, use_collectives, opt
             raise
         _errors.raise_together("write", error, together)
     rank = None if use_collectives else channel.rank
-    path, save_id = writer.path, report["save_id"]  # the coordinator's
+    path, save_id = pathlib.Path(writer.path).absolute(), report["save_id"]  # the coordinator's
     return _metadata.LazyMetadata(lambda: _metadata.metadata_of_save(path, save_id, rank))
 
 
@@ -125,8 +126,11 @@ def load(state_dict, reader, planner, channel, coordinator, options):
             _, objects = _core.load(reader.path, tree, group=_core_group(channel), **arguments)
         except BaseException as error:
             _errors.raise_together("read", error, channel, differences)
-    targets.tell_filled(state_dict)
-    targets.finish()
+    try:
+        targets.tell_filled(state_dict)
+        targets.finish()
+    except Exception as error:  # of the device: what a copy refuses has been found out before
+        _errors.raise_alone("read", error, channel.rank)
     for path, _, value in objects:
         put(state_dict, path, value)
 

@@ -14,7 +14,7 @@ import torch
 
 SWITCH = "LIBDCP_ALLOW_PICKLE"
 # Built-in classes that hold data and nothing else. The C library knows them; PyTorch does not.
-HARMLESS = {f"builtins.{kind.__name__}": kind for kind in (bytearray, complex, frozenset, set)}
+HARMLESS = {f"builtins.{kind.__name__}": kind for kind in (bytearray, complex, frozenset, range, set, slice)}
 _allowed = None  # None: the environment decides
 
 

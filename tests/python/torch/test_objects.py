@@ -49,7 +49,7 @@ class Objects(TestCase):
         values = [
             None, True, 0, -1, 1 << 70, 3.5, float("inf"), 2 + 3j, "text ünï \udc80", "", b"bytes", bytearray(b"array"),
             (1, (2, "x")), [1, [2, None]], {1, 2}, frozenset({"a"}), {"k": (1, 2)}, {1: "int", (1, 2): "tuple"},
-            collections.OrderedDict([("b", 1), ("a", 2)]), (), [], set(),
+            collections.OrderedDict([("b", 1), ("a", 2)]), (), [], set(), range(1, 9, 2), slice(1, None),
         ]  # fmt: skip
         state = {str(i): (value,) for i, value in enumerate(values)}
         for save in (dcp.save, torch_dcp.save):

@@ -78,6 +78,24 @@ class Plain(TestCase):
         self.assertEqual(whole.sum(), state["a"].sum())
         self.assertEqual(ring[0::2].tolist(), [0.0] * 6)
 
+    def test_targets_whose_elements_share_a_place(self):
+        """PyTorch refuses them, and so do we: the last element that is written would be all of them."""
+        saved = {"x": numbered(3, 4), "e": torch.zeros(0, 4), "c": torch.complex(numbered(3, 4), numbered(3, 4))}
+        dcp.save(saved, checkpoint_id=self.path, no_dist=True)
+        targets = (
+            {"x": torch.zeros(3, 1).expand(3, 4)},
+            {"x": torch.nn.Parameter(torch.zeros(1, 4).expand(3, 4))},
+            {"x": torch.zeros(1, dtype=torch.float64).expand(3, 4)},
+            {"c": torch.zeros(3, 1, dtype=torch.complex64).expand(3, 4).conj()},
+        )
+        for target in targets:
+            for load in (dcp.load, torch_dcp.load):
+                for planner in (None, HookedLoad()):
+                    with self.subTest(target), raises_together(self) as caught:
+                        load(target, checkpoint_id=self.path, planner=planner, no_dist=True)
+                    self.assertIsInstance(caught.failures[0][0], RuntimeError)
+        dcp.load({"e": torch.zeros(0, 1).expand(0, 4)}, checkpoint_id=self.path, no_dist=True)
+
     def test_parameters_and_gradients(self):
         parameter = torch.nn.Parameter(numbered(3))
         dcp.save({"p": parameter, "g": torch.rand(2, requires_grad=True)}, checkpoint_id=self.path, no_dist=True)
@@ -289,7 +307,27 @@ def nested_sharded_tensor(ranks, path):
     return torch.equal(inner, whole[2 * row : 2 * row + 2, 3 * column : 3 * column + 3])
 
 
+def unfillable(ranks, path):
+    """What one rank's target cannot take is found before anything is read, and all ranks learn of it."""
+    pairs = torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    dcp.save({"pairs": pairs, "rows": numbered(2, 3), "other": numbered(3)}, checkpoint_id=path)
+    outcomes = []
+    for odd in ({"pairs": torch.zeros(4)}, {"rows": torch.zeros(2, 1).expand(2, 3)}):
+        for planner in (None, HookedLoad()):
+            state = {"pairs": pairs.clone(), "rows": torch.zeros(2, 3), "other": torch.zeros(3)}
+            if ranks.rank == 2:
+                state |= odd
+            step, failures = failures_of(lambda: dcp.load(state, checkpoint_id=path, planner=planner))
+            outcomes.append((sorted(failures), planner is not None or state["other"].any().item() is False))
+    return outcomes
+
+
 class Sharded(TestCase):
+    @unittest.skipUnless(hasattr(torch, "float4_e2m1fn_x2"), "PyTorch before 2.8")
+    def test_targets_that_cannot_be_filled_fail_on_all_ranks(self):
+        for outcomes in pool.run(unfillable, str(self.path)):
+            self.assertEqual(outcomes, [([2], True)] * 4)
+
     def test_R4_6_dtensors_in_all_placements(self):
         for number, (ours, hooked) in enumerate(((True, False), (False, False), (True, True))):
             for wrong in pool.run(dtensors, str(self.root / str(number)), ours, hooked):

@@ -283,6 +283,13 @@ class Ids(TestCase):
         self.assertEqual(metadata, copy.deepcopy(metadata))
         self.assertIs(type(metadata), Metadata)
 
+    def test_R1_12_lazy_metadata_after_a_change_of_directory(self):
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(self.root)
+        metadata = dcp.save({"a": torch.ones(2)}, checkpoint_id="here", no_dist=True)
+        os.chdir("/")
+        self.assertEqual(list(metadata.state_dict_metadata), ["a"])
+
     def test_R1_12_metadata_of_a_replaced_checkpoint(self):
         metadata = dcp.save({"a": torch.ones(2)}, checkpoint_id=self.path, no_dist=True)
         dcp.save({"b": torch.ones(2)}, checkpoint_id=self.path, no_dist=True)
