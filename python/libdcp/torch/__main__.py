@@ -24,8 +24,9 @@ def main(arguments):
         sys.path[0] = os.getcwd()
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
-        sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
-        runpy.run_path(arguments[0], run_name="__main__")
+        # As Python itself has them: programs go to other directories and come back by __file__.
+        sys.path[0] = os.path.dirname(os.path.realpath(arguments[0]))
+        runpy.run_path(os.path.join(os.getcwd(), arguments[0]), run_name="__main__")
     return 0
 
 

@@ -274,6 +274,16 @@ class Install(TestCase):
         self.check_ours(self.path)
         self.assertEqual(self.run_program().returncode, 2)
 
+    def test_programs_see_what_python_shows_them(self):
+        """By a relative path through a link, whose target's directory is the one that imports come from."""
+        (self.root / "real").mkdir()
+        program = self.root / "real" / "train.py"
+        program.write_text("import sys\nif __name__ == '__main__':\n    print(__file__, sys.path[0])\n")
+        (self.root / "train.py").symlink_to(program)
+        name = os.path.relpath(self.root / "train.py")
+        plain = subprocess.run([sys.executable, name], capture_output=True, text=True)
+        self.assertEqual(self.run_program(name).stdout, plain.stdout)
+
 
 if __name__ == "__main__":
     unittest.main()
