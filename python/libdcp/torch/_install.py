@@ -5,6 +5,7 @@ Names are exchanged in PyTorch's modules, so it must happen before a program imp
 
 import importlib
 import threading
+import warnings
 
 from . import npu
 from ._mirror import OURS, original_name
@@ -75,7 +76,9 @@ def _ours(inner):
 
 def _theirs(inner):
     try:
-        return importlib.import_module(original_name(f"{OURS}.{inner}" if inner else OURS))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of names that the program may never use
+            return importlib.import_module(original_name(f"{OURS}.{inner}" if inner else OURS))
     except ImportError:  # of another release, or in need of a package that is not there
         return None
 

@@ -13,8 +13,11 @@ except ModuleNotFoundError:  # before 2.15
 
 from .filesystem import FileSystemReader, FileSystemWriter, SerializationFormat
 
+# It is called _FileSystem from 2.15 on.
+_OriginalFileSystem = getattr(_original, "_FileSystem", None) or _original.FileSystem
 
-class FileSystem(_original.FileSystem):
+
+class FileSystem(_OriginalFileSystem):
     """PyTorch's interface to storage on top of fsspec's. Keywords for the protocol count for every path."""
 
     def __init__(self, **options):
