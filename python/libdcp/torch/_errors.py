@@ -25,7 +25,7 @@ PLAN_WORDS = (
 )
 
 
-def raise_together(step, error, channel, differences=None):
+def raise_together(step, error, channel, differences=None, place=None):
     """Raises what a save or load in C ended with, as the CheckpointException that every rank raises. With causes that the ranks
     exchange, so that each of them is the object, or a copy of the object, that the rank failed with. `step` is the one where the
     error does not tell."""
@@ -33,7 +33,7 @@ def raise_together(step, error, channel, differences=None):
     own = _own_cause(error)
     if own is None and differences is not None:
         own = differences.worded(error, channel.rank)
-    failures = {entry[0]: (_exception_of(entry), traceback.StackSummary()) for entry in getattr(error, "failures", ())}
+    failures = {entry[0]: (_exception_of(entry, place), traceback.StackSummary()) for entry in getattr(error, "failures", ())}
     if not failures:
         failures = {channel.rank: _wrap_exception(own or _worded(error))}
     elif own is not None:
@@ -73,10 +73,12 @@ def _causes_of_all(own, channel):
     return {rank: cause for rank, cause in causes.items() if cause is not None}
 
 
-def _exception_of(entry):
-    """The exception for one entry of Error.failures."""
+def _exception_of(entry, place):
+    """The exception for one entry of Error.failures; `place`: the checkpoint's, for messages that do not name it."""
     rank, code, errno, native_code, offset, message = entry
     cls = CLASSES.get(code, RuntimeError)
+    if place is not None and place not in message:
+        message = f"{place}: {message}"
     exception = cls(_with_words(code, message, rank))
     for name, value in (("code", code), ("errno", errno), ("native_code", native_code), ("rank", rank), ("offset", offset)):
         setattr(exception, name, value)

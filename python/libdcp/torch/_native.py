@@ -72,7 +72,7 @@ def save(state_dict, writer, planner, channel, coordinator, use_collectives, opt
     except BaseException as error:
         if not use_collectives:
             raise
-        _errors.raise_together("write", error, together)
+        _errors.raise_together("write", error, together, place=os.fspath(writer.path))
     rank = None if use_collectives else channel.rank
     path, save_id = pathlib.Path(writer.path).absolute(), report["save_id"]  # the coordinator's
     return _metadata.LazyMetadata(lambda: _metadata.metadata_of_save(path, save_id, rank))

@@ -105,6 +105,9 @@ class Wrong(TestCase):
         file.write_text("")
         for place in (file, file / "below"):
             self.fails(lambda p=place: self.save({"a": torch.ones(2)}, checkpoint_id=p), OSError, RuntimeError)
+            with raises_together(self) as caught:
+                self.save({"a": torch.ones(2)}, checkpoint_id=place)
+            self.assertIn(str(place), str(caught.failures[0][0]))
         self.assertEqual(file.read_text(), "")
 
     def test_system_exit_in_a_hook(self):
