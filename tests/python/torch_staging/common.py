@@ -1,10 +1,12 @@
 """What the tests of staging share, beside what they take from the tests of the drop-in."""
 
 import threading
+from unittest import mock
 
 import torch
 
 import libdcp.torch as dcp
+import pool
 from libdcp.torch.default_planner import DefaultSavePlanner
 from libdcp.torch.filesystem import FileSystemWriter
 from libdcp.torch.staging import DefaultStager, StagingOptions
@@ -81,3 +83,17 @@ def upload_of(result):
 
 def new_stager(options=PLAIN):
     return DefaultStager(options)
+
+
+def start_helper(ranks, path):
+    """Has this rank's helper process started, by a save of its own."""
+    from libdcp.torch.state_dict_saver import AsyncCheckpointerType
+
+    kind = AsyncCheckpointerType.PROCESS
+    dcp.async_save({"w": torch.ones(1)}, checkpoint_id=f"{path}/{ranks.rank}", no_dist=True, async_checkpointer_type=kind).result()
+
+
+def start_helpers(path, **ranks):
+    """Before the saves of groups, whose deadline is too short for new interpreters on a busy machine."""
+    with mock.patch.object(pool, "TIMEOUT_S", 200):
+        pool.run(start_helper, str(path), **ranks)

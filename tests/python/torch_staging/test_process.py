@@ -13,7 +13,7 @@ import torch
 
 import libdcp.torch as dcp
 import pool
-from common import TIMEOUT_S, FailingWriter, FileSystemWriter, StagingOptions, loaded, new_stager, upload_of
+from common import TIMEOUT_S, FailingWriter, FileSystemWriter, StagingOptions, loaded, new_stager, start_helpers, upload_of
 from libdcp.torch import CheckpointException
 from libdcp.torch._helper import helper
 from libdcp.torch.state_dict_saver import AsyncCheckpointerType
@@ -171,6 +171,7 @@ def save_in_group(ranks, path):
 
 class Groups(TestCase):
     def test_R7_18_another_group_in_a_later_save(self):
+        start_helpers(self.root / "first", world=4)
         pids = {}
         for members in ((1, 3), (0, 1, 2, 3), (0, 1)):
             found = pool.run(save_in_group, str(self.root / str(len(members))), members=members)
