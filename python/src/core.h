@@ -13,7 +13,7 @@
 
 /* Attribute names and other objects that are needed often; made once, kept to the end of the process. */
 typedef struct core_names {
-    PyObject *data_ptr, *dtype, *is_conj, *is_contiguous, *is_cpu, *is_neg, *layout, *shape, *stride;
+    PyObject *data_ptr, *detach, *dtype, *is_conj, *is_contiguous, *is_cpu, *is_neg, *layout, *shape, *stride;
     PyObject *items, *release, *from_bytes;
     PyTypeObject *ordered_dict;
 } core_names;
@@ -94,7 +94,7 @@ int keep_bytes(core_keep *k, PyObject *object, const void **bytes, size_t *len);
 /* A dtype by PyTorch's name; DCP_DTYPE_NONE with an exception if there is none. */
 dcp_dtype dtype_from(PyObject *name);
 /* Fast ways for exact types. 1: *out is the tensor; 0: describe() has to say; -1: exception. */
-int tensor_from_torch(PyObject *object, dcp_tensor *out, int64_t numbers[2 * DCP_MAX_NDIM]);
+int tensor_from_torch(core_keep *keep, PyObject *object, dcp_tensor *out, int64_t numbers[2 * DCP_MAX_NDIM]);
 int tensor_from_buffer(core_keep *keep, PyObject *object, bool is_target, dcp_tensor *out, int64_t numbers[2 * DCP_MAX_NDIM]);
 int tensor_from_dlpack(core_keep *keep, PyObject *capsule, bool is_target, dcp_tensor *out, int64_t numbers[2 * DCP_MAX_NDIM]);
 /* -1 with a RuntimeError, as PyTorch's copy_ has it, for a target of which all elements along a dimension are one. */

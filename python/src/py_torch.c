@@ -122,17 +122,29 @@ static int shape_of(PyObject *tensor, dcp_tensor *out, int64_t *numbers)
     return n < 0 ? -1 : 0;
 }
 
-int tensor_from_torch(PyObject *tensor, dcp_tensor *out, int64_t numbers[2 * DCP_MAX_NDIM])
+/* Another tensor of the same memory, kept: other threads may give this one another memory meanwhile (`p.data = ...`). */
+static PyObject *keep_alias(core_keep *k, PyObject *tensor)
+{
+    PyObject *alias = PyObject_CallMethodObjArgs(tensor, names.detach, NULL);
+    if (alias && keep_object(k, alias) < 0) {
+        Py_CLEAR(alias);
+    }
+    Py_XDECREF(alias);
+    return alias; /* the list has it */
+}
+
+int tensor_from_torch(core_keep *k, PyObject *tensor, dcp_tensor *out, int64_t numbers[2 * DCP_MAX_NDIM])
 {
     *out = (dcp_tensor){.extents = numbers};
     int result = is_plain(tensor, &out->dtype);
     if (result <= 0) {
         return result;
     }
-    if (shape_of(tensor, out, numbers) < 0) {
+    PyObject *alias = keep_alias(k, tensor);
+    if (!alias || shape_of(alias, out, numbers) < 0) {
         return -1;
     }
-    PyObject *address = PyObject_CallMethodObjArgs(tensor, names.data_ptr, NULL);
+    PyObject *address = PyObject_CallMethodObjArgs(alias, names.data_ptr, NULL);
     out->data = address ? PyLong_AsVoidPtr(address) : NULL;
     Py_XDECREF(address);
     return PyErr_Occurred() ? -1 : 1;

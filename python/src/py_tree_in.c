@@ -262,7 +262,7 @@ static outcome from_known_tensor(core_tree *t, PyObject *object, bool in_object,
     dcp_value *v = NULL;
     dcp_error err = DCP_ERROR_INIT;
     int found = PyObject_CheckBuffer(object) ? tensor_from_buffer(&t->keep, object, t->is_target, &tensor, numbers)
-                                             : tensor_from_torch(object, &tensor, numbers);
+                                             : tensor_from_torch(&t->keep, object, &tensor, numbers);
     *is_known = found > 0;
     if (found <= 0) {
         return found < 0 ? FAILED : DONE;
