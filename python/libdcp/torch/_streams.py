@@ -172,7 +172,7 @@ def generation_of(writer):
 
 def finish(writer, metadata, results):
     """Publishes the metadata, then removes what only the old checkpoint used."""
-    metadata.version = _original.CURRENT_DCP_VERSION
+    metadata.version = _metadata.FORMAT_VERSION
     metadata.storage_data = {result.index: result.storage_data for of_rank in results for result in of_rank}
     metadata.storage_meta = writer.storage_meta()
     rank = None if writer.use_collectives else writer.rank
