@@ -151,6 +151,10 @@ dcp_status slabs_read(dcp_checkpoint *ck, const dcp_item *item, const slice *s, 
                       dcp_error *err)
 {
     slab b = {.s = s, .elem_bytes = dcp_dtype_bytes(item->dtype)};
+    if (b.elem_bytes == 0) {
+        return dcp_read(ck, item, NULL, &(dcp_tensor){.dtype = item->dtype, .ndim = item->ndim, .extents = item->extents},
+                        err); /* which tells why not */
+    }
     if (is_empty(s)) {
         return DCP_OK;
     }

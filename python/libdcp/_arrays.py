@@ -22,11 +22,14 @@ _ML_DTYPES = {
 }
 # What no package for NumPy has: half-precision complex numbers, and two 4-bit numbers a byte.
 _RAW = {"complex32": 4, "bcomplex32": 4, "float4_e2m1fn_x2": 1}
+UNKNOWN = "?"
 
 
 def itemsize(name: str) -> int:
     """Bytes of one element of a dtype by PyTorch's name."""
     import numpy as np
+    if name == UNKNOWN:
+        raise NotImplementedError("its dtype is not one that is read here: it is quantised, or of a later PyTorch")
     return _ML_DTYPES.get(name) or _RAW.get(name) or np.dtype(_NUMPY[name]).itemsize
 
 

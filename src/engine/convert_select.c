@@ -161,7 +161,8 @@ static dcp_status set_tensor(const dcp__selection *s, dcp_str source, dcp__cv_it
     const dcp_convert_opts *o = s->c->opts;
     const dcp_item *from = &item->entry->item;
     int64_t elems;
-    dcp_status status = set_quantized(s, item, err);
+    dcp_status status = dcp__check_dtype(s->c->ck, from, err);
+    status = status == DCP_OK ? set_quantized(s, item, err) : status;
     if (status != DCP_OK) {
         return status;
     }

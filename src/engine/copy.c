@@ -169,7 +169,10 @@ dcp_status dcp__plan_add_tensor(dcp_checkpoint *ck, dcp_save_plan *p, const dcp_
                            .ndim = e->item.ndim,
                            .global_extents = e->item.extents,
                            .pull = dcp__origin_pull};
-    dcp_status status = DCP_OK;
+    dcp_status status = dcp__check_dtype(ck, &e->item, err);
+    if (status != DCP_OK) {
+        return status;
+    }
     dcp__origin *origins = dcp__arena_alloc(&p->arena, e->item.n_chunks * sizeof *origins);
     if (!origins) {
         return dcp__nomem(err);

@@ -107,7 +107,11 @@ static dcp_status compare_tensors(diff *d, pair *p, uint8_t *buf, dcp_error *err
     uint64_t at = 0;
     size_t elem = dcp_dtype_bytes(p->a->dtype);
     uint8_t *other = buf + SLAB_BYTES;
-    dcp_status status = DCP_OK;
+    dcp_status status = dcp__check_dtype(d->a, p->a, err);
+    status = status == DCP_OK ? dcp__check_dtype(d->b, p->b, err) : status;
+    if (status != DCP_OK) {
+        return status;
+    }
     dcp__slabs_init(&s, p->a->ndim, p->a->extents, SLAB_BYTES / (int64_t)widest(p));
     while (status == DCP_OK && dcp__slabs_next(&s)) {
         status = dcp__slabs_read(&s, d->a, p->a, buf, err);

@@ -140,8 +140,12 @@ dcp_status dcp_item_sha256(dcp_checkpoint *ck, const dcp_item *item, uint8_t dig
         dcp__fail(err, DCP_MISMATCH, "it is an object, not a tensor");
         return dcp__in_item(ck, -1, item->fqn, DCP_MISMATCH, err);
     }
+    dcp_status status = dcp__check_dtype(ck, item, err);
+    if (status != DCP_OK) {
+        return status;
+    }
     EVP_MD_CTX *md = EVP_MD_CTX_new();
-    dcp_status status = md ? hash(ck, item, md, digest, err) : dcp__nomem(err);
+    status = md ? hash(ck, item, md, digest, err) : dcp__nomem(err);
     EVP_MD_CTX_free(md);
     return status;
 }

@@ -144,6 +144,9 @@ void dcp__to_file_offset(const dcp__located *l, dcp_error *err);
 void dcp__to_record_offset(const dcp__storage *s, dcp_status code, dcp_error *err);
 /* Dtype and shape of a payload against the metadata: MISMATCH becomes FORMAT, since the checkpoint contradicts itself. */
 dcp_status dcp__check_payload(const dcp__entry *e, const dcp__chunk *c, const dcp__payload *p, dcp_error *err);
+/* UNSUPPORTED for a tensor whose dtype is not known here, such as a quantised one: it is listed, and cannot be read. */
+#define DCP__UNKNOWN_DTYPE "its dtype is not one that is read here: it is quantised, or of a later PyTorch"
+dcp_status dcp__check_dtype(const dcp_checkpoint *ck, const dcp_item *item, dcp_error *err);
 /* Entry behind a public item of this checkpoint. */
 const dcp__entry *dcp__entry_of(const dcp_item *item);
 

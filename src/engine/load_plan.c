@@ -128,7 +128,7 @@ static dcp_value *target_of(matcher *m, const dcp_leaf *leaf, const dcp_item *it
 {
     dcp_load_plan *p = m->plan;
     void *array = p->converted;
-    if (item->dtype == dcp_value_dtype(leaf->value) || !m->opts->convert) {
+    if (item->dtype == dcp_value_dtype(leaf->value) || item->dtype == DCP_DTYPE_NONE || !m->opts->convert) {
         return leaf->value;
     }
     m->out_of_memory |= !dcp__grow(p->ctx, &array, &p->cap_converted, p->n_converted + 1, sizeof(dcp_value *));

@@ -324,7 +324,7 @@ static dcp_status check_large_unit(dcp_checkpoint *ck, const dcp__read_plan *pla
 dcp_status dcp__check_readable(dcp_checkpoint *ck, const dcp_item *item, dcp_error *err)
 {
     if (item->bytes <= LARGE_CLAIM_BYTES) {
-        return DCP_OK;
+        return dcp__check_dtype(ck, item, err);
     }
     char nothing; /* a plan needs a place, and does not touch it */
     const dcp_read_request q = {item, {NULL, NULL}, dcp_tensor_make(item->dtype, item->ndim, item->extents, &nothing)};

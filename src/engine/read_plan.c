@@ -26,6 +26,9 @@ static dcp_status check_box(const dcp_item *item, const dcp_box *box, dcp_error 
 
 static dcp_status check_target(const dcp_item *item, const dcp_box *box, const dcp_tensor *dst, dcp_error *err)
 {
+    if (item->dtype == DCP_DTYPE_NONE) {
+        return dcp__fail(err, DCP_UNSUPPORTED, DCP__UNKNOWN_DTYPE);
+    }
     if (dst->dtype != item->dtype) {
         return dcp__fail(err, DCP_MISMATCH, "it is %s, the target %s", dcp_dtype_name(item->dtype), dcp_dtype_name(dst->dtype));
     }

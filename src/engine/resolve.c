@@ -23,6 +23,15 @@ dcp_status dcp__in_item(const dcp_checkpoint *ck, int64_t file, dcp_str fqn, dcp
 
 /* ---- checks ---- */
 
+dcp_status dcp__check_dtype(const dcp_checkpoint *ck, const dcp_item *item, dcp_error *err)
+{
+    if (item->kind != DCP_ITEM_TENSOR || item->dtype != DCP_DTYPE_NONE) {
+        return DCP_OK;
+    }
+    dcp__fail(err, DCP_UNSUPPORTED, DCP__UNKNOWN_DTYPE);
+    return dcp__in_item(ck, -1, item->fqn, DCP_UNSUPPORTED, err);
+}
+
 dcp_status dcp__check_payload(const dcp__entry *e, const dcp__chunk *c, const dcp__payload *p, dcp_error *err)
 {
     if (p->dtype != e->item.dtype) {

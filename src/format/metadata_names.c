@@ -41,7 +41,7 @@ static dcp__mclass classify(const dcp__pglobal *g)
     }
     if (equals(g->module, "torch")) {
         dcp_dtype dtype = dcp_dtype_from_name(g->name);
-        return dtype == DCP_DTYPE_NONE ? DCP__MCLASS_OTHER : (dcp__mclass)(DCP__MCLASS_DTYPE + (int)dtype);
+        return dtype == DCP_DTYPE_NONE ? DCP__MCLASS_OTHER_DTYPE : (dcp__mclass)(DCP__MCLASS_DTYPE + (int)dtype);
     }
     if (equals(g->module, "pathlib") || equals(g->module, "pathlib._local")) {
         for (size_t i = 0; i < sizeof path_classes / sizeof path_classes[0]; i++) {

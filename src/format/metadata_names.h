@@ -22,7 +22,8 @@ typedef enum dcp__mclass {
     DCP__MCLASS_LAYOUT, /* the function _get_layout */
     DCP__MCLASS_PATH,   /* of pathlib */
     DCP__MCLASS_ORDERED_DICT,
-    DCP__MCLASS_DTYPE /* plus a dcp_dtype: torch.float32 and so on */
+    DCP__MCLASS_OTHER_DTYPE, /* of torch, and not known here: what stands for a dtype is one, quantised or of a later release */
+    DCP__MCLASS_DTYPE        /* plus a dcp_dtype: torch.float32 and so on */
 } dcp__mclass;
 
 dcp__mclass dcp__mclass_slow(dcp__pv global);

@@ -214,7 +214,8 @@ static dcp_status build_props(dcp__pmachine *m, bool is_old_class, dcp__pv state
     if (n != 5 && n != 6) {
         return dcp__fail_at(err, DCP_FORMAT, at, "metadata: tensor properties of %zu parts, 5 or 6 are known", n);
     }
-    if (dcp__mclass_of(items[0]) <= DCP__MCLASS_DTYPE) {
+    dcp__mclass dtype = dcp__mclass_of(items[0]);
+    if (dtype <= DCP__MCLASS_DTYPE && dtype != DCP__MCLASS_OTHER_DTYPE) {
         return dcp__mrefuse(at, "dtype of a tensor", items[0], err);
     }
     if (dcp__mrow_of(items[1], &layout) != DCP__MROW_LAYOUT) {
@@ -224,7 +225,7 @@ static dcp_status build_props(dcp__pmachine *m, bool is_old_class, dcp__pv state
         return dcp__mrefuse(at, "memory format of a tensor", items[3], err);
     }
     *row = pack_props(&(dcp__mprops){
-        .dtype = (dcp_dtype)(dcp__mclass_of(items[0]) - DCP__MCLASS_DTYPE),
+        .dtype = dtype == DCP__MCLASS_OTHER_DTYPE ? DCP_DTYPE_NONE : (dcp_dtype)(dtype - DCP__MCLASS_DTYPE),
         .memory_format = (uint8_t)format,
         .requires_grad = items[2] == DCP__PV_TRUE,
         .pin_memory = items[4] == DCP__PV_TRUE,

@@ -244,14 +244,30 @@ static void paths__of_endless_length_are_refused(void **state)
     CHECK_FORMS(list);
 }
 
+/* It is listed, and all else is read. */
+static void dtypes__that_are_not_known_concern_their_tensor_alone(void **state)
+{
+    (void)state;
+    static const outcome unread = {.read = DCP_UNSUPPORTED,
+                                   .read_at = DCP_NO_OFFSET,
+                                   .verify = DCP_FORMAT,
+                                   .file = SMALL_SECOND,
+                                   .item = "w",
+                                   .at = ANY_OFFSET,
+                                   .is_shape = true};
+    const formed list[] = {
+        {"a dtype of a later release", {.record_length = 900, .dtype_name = "float33"}, unread},
+        {"a quantised dtype", {.record_length = 900, .dtype_name = "qint8"}, unread},
+    };
+    CHECK_FORMS(list);
+}
+
 static void classes__unknown_ones_in_known_roles_are_refused(void **state)
 {
     (void)state;
     static const outcome refused = {.open = DCP_FORMAT, .file = ".metadata", .at = ANY_OFFSET};
     const formed list[] = {
         {"a dtype of another module", {.record_length = 900, .dtype_module = "os", .dtype_name = "system"}, refused},
-        {"an unknown dtype", {.record_length = 900, .dtype_name = "float33"}, refused},
-        {"a quantised dtype", {.record_length = 900, .dtype_name = "qint8"}, refused},
         {"properties", {.record_length = 900, .props_name = "Properties"}, refused},
         {"a chunk", {.record_length = 900, .chunk_name = "Chunk"}, refused},
         {"a chunk of that name elsewhere", {.record_length = 900, .chunk_module = "my.module"}, refused},
@@ -301,6 +317,7 @@ int main(void)
         cmocka_unit_test(numbers__bad_ones_are_refused),
         cmocka_unit_test(records__ranges_that_do_not_fit_are_found),
         cmocka_unit_test(paths__of_endless_length_are_refused),
+        cmocka_unit_test(dtypes__that_are_not_known_concern_their_tensor_alone),
         cmocka_unit_test(classes__unknown_ones_in_known_roles_are_refused),
         cmocka_unit_test(transforms__unknown_ones_are_unsupported),
         cmocka_unit_test(dtypes__the_record_must_agree),

@@ -240,7 +240,6 @@ static void records__transforms(void **state)
 static void roles__unknown_classes_are_named(void **state)
 {
     (void)state;
-    refuse(&(md_form){.dtype_name = "Odd"}, DCP_FORMAT);
     refuse(&(md_form){.dtype_module = "mylib", .dtype_name = "Odd"}, DCP_FORMAT);
     refuse(&(md_form){.props_name = "Odd"}, DCP_FORMAT);
     refuse(&(md_form){.chunk_name = "Odd"}, DCP_FORMAT);

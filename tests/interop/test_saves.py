@@ -1,9 +1,12 @@
 """dcptool reads what this PyTorch saves, through each of its writers."""
 
 import collections
+import json
 import pathlib
+import subprocess
 import tempfile
 import unittest
+import warnings
 
 import torch
 
@@ -83,6 +86,25 @@ class Saves(unittest.TestCase):
                 self.assertEqual(loaded["storage"][0].tolist(), saved["storage"][0].tolist())
                 self.assertEqual(loaded["plain"], 1)
                 self.assertEqual(tool_hash(copied), tool_hash(self.path))
+
+    def test_dtypes_that_are_not_read(self):
+        quantised = torch.quantize_per_tensor(torch.ones(3), 0.5, 1, torch.quint8)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            save({"quantised": quantised, "plain": torch.arange(4.0)}, self.path)
+        listed = json.loads(run(TOOL, "ls", "--json", self.path))
+        self.assertEqual({i["fqn"]: i["dtype"] for i in listed["items"]}, {"quantised": "?", "plain": "float32"})
+        run(TOOL, "cat", self.path, "plain")
+        copied = self.path.parent / "copied"
+        tool_convert = [TOOL, "convert", "--to", "hf", "--exclude", "quantised", self.path, copied]
+        run(*tool_convert)
+        for refused in (["cat", self.path, "quantised"], ["cat", "--format", "json", self.path, "quantised", "0:1"],
+                        ["hash", self.path], ["copy", self.path, f"{copied}2"], ["diff", self.path, self.path],
+                        ["convert", "--to", "torch", self.path, f"{copied}3"]):
+            done = subprocess.run([TOOL, *refused], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 1, refused)
+            self.assertIn('"quantised": its dtype is not one that is read here', done.stderr, refused)
+        self.assertEqual(subprocess.run([TOOL, "verify", self.path], capture_output=True).returncode, 1)
 
     def test_names_that_collide(self):
         """Of a torch.save file, whose keys nobody can choose any more. The copy has them all, and PyTorch can do with it what it does."""

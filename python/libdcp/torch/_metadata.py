@@ -60,7 +60,7 @@ def _tensor_entry(fqn, dtype, shape, parts, storage):
         chunk = ChunkStorageMetadata(torch.Size(part[0]), torch.Size(part[1]))
         chunks.append(chunk)
         storage[MetadataIndex(fqn, chunk.offsets, position)] = _storage_info(part)
-    return TensorStorageMetadata(TensorProperties(dtype=dtype_of(dtype)), torch.Size(shape), chunks)
+    return TensorStorageMetadata(TensorProperties(dtype=dtype_of(dtype) if dtype != "?" else None), torch.Size(shape), chunks)
 
 
 def _storage_info(part):
