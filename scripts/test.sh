@@ -137,11 +137,11 @@ main() {
     attempt interop-env scripts/interop-env.sh || failed=$((failed + 1))
     build_and_test release
     [ $mode != quick ] || return
-    # The two long sweeps take minutes with the sanitizers: the release build has run them.
-    local sweeps=(-E '^engine\.(any_layout|crash_ranks)$')
-    [ $mode != long ] || sweeps=()
-    build_and_test asan "${sweeps[@]}"
-    build_and_test tsan -L threads
+    # What takes minutes with a sanitizer is left to the release build and to --long.
+    local slow=(-E '^(engine\.any_layout|engine\.crash_ranks|device\.devices)$') slow_threads=(-E '^(cli\..*|device\.devices)$')
+    [ $mode != long ] || slow=() slow_threads=()
+    build_and_test asan "${slow[@]}"
+    build_and_test tsan -L threads "${slow_threads[@]}"
     echo "other checks:"
     check clang-build clang_build
     check lint lint

@@ -15,8 +15,6 @@
 #include "engine/mover_protocol.h"
 #include "storage/storage.h"
 
-extern char **environ;
-
 struct dcp__mover {
     dcp_context *ctx;
     dcp__host_pool *pool; /* borrowed */
