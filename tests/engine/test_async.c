@@ -104,7 +104,7 @@ static void place_free(place *p)
 static dcp_value *read_all(dcp_storage *st, const char *path)
 {
     dcp_checkpoint *ck;
-    dcp_value *tree;
+    dcp_value *tree = NULL;
     dcp_open_opts opts = DCP_OPEN_OPTS_INIT;
     dcp_error err = DCP_ERROR_INIT;
     opts.storage = st;

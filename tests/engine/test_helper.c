@@ -114,7 +114,7 @@ static dcp_status save(const char *path, dcp_value *state, dcp_stager *stager, d
 static void assert_holds(const char *path, const dcp_value *state)
 {
     dcp_checkpoint *ck;
-    dcp_value *tree;
+    dcp_value *tree = NULL;
     dcp_error err = DCP_ERROR_INIT;
     dcp_open_opts opts = DCP_OPEN_OPTS_INIT;
     opts.check_crc = true;
