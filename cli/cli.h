@@ -45,12 +45,16 @@ extern const struct argp options_argp;
 
 /* A parser for commands whose only argument is opts->path: they pass on what they do not know themselves. */
 error_t options_parse_path(int key, char *arg, struct argp_state *state, options *opts);
+/* The same for commands whose arguments are two paths; both must be given. */
+error_t options_parse_two_paths(int key, char *arg, struct argp_state *state, options *opts, const char **second);
 /* Parses with the command's argp; errors end the process with EXIT_USAGE. input begins with a struct options. */
 void options_parse(const struct argp *argp, int argc, char **argv, void *input);
 /* A decimal number within [min, max]; anything else is a usage error that names what. */
 int64_t options_number(struct argp_state *state, const char *what, const char *text, int64_t min, int64_t max);
 /* A size such as 64MiB; anything else is a usage error. */
 uint64_t options_size(struct argp_state *state, const char *text);
+/* The library's name of the transform that is called `text` on the command line. */
+const char *options_transform(struct argp_state *state, const char *text);
 /* Makes the context, which options_close frees. False: the reason has been printed. */
 bool options_start(options *opts);
 /* Makes the context and opens opts->path. NULL: the reason has been printed. */

@@ -154,38 +154,14 @@ static void add_prefix(struct argp_state *state, convert_args *args, const char 
     add_text(&args->edits, text);
 }
 
-static const char *parse_transform(struct argp_state *state, const char *text)
-{
-    if (strcmp(text, "zstd") != 0) {
-        argp_error(state, "unknown transform '%s': there is 'zstd'", text);
-    }
-    return "stream.zstd/1";
-}
-
-static void check_args(struct argp_state *state, const convert_args *args)
-{
-    if (!args->to) {
-        argp_error(state, "an argument is missing");
-    }
-    if (!args->convert.to) {
-        argp_error(state, "to which form? --to dcp, torch, safetensors or hf");
-    }
-}
-
 static error_t parse_arguments(int key, char *arg, struct argp_state *state)
 {
     convert_args *args = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT: state->child_inputs[0] = &args->opts; return 0;
-    case ARGP_KEY_ARG:
-        if (state->arg_num > 1) {
-            argp_error(state, "too many arguments");
-        }
-        *(state->arg_num == 0 ? &args->opts.path : &args->to) = arg;
-        return 0;
-    case ARGP_KEY_END: check_args(state, args); return 0;
-    default: return ARGP_ERR_UNKNOWN;
+    error_t rc = options_parse_two_paths(key, arg, state, &args->opts, &args->to);
+    if (key == ARGP_KEY_END && !args->convert.to) {
+        argp_error(state, "to which form? --to dcp, torch, safetensors or hf");
     }
+    return rc;
 }
 
 static error_t parse_shape(int key, char *arg, struct argp_state *state)
@@ -200,7 +176,7 @@ static error_t parse_shape(int key, char *arg, struct argp_state *state)
     case KEY_MAPPING: o->mapping = arg; return 0;
     case KEY_RANKS: o->ranks = (int)options_number(state, "--ranks", arg, 1, 4096); return 0;
     case KEY_FILES: o->files = (int)options_number(state, "--files", arg, 1, 1000); return 0;
-    case KEY_TRANSFORM: o->transform = parse_transform(state, arg); return 0;
+    case KEY_TRANSFORM: o->transform = options_transform(state, arg); return 0;
     case KEY_NO_SYNC: o->no_sync = true; return 0;
     case KEY_NO_CHECK: o->no_check = true; return 0;
     default: return parse_arguments(key, arg, state);

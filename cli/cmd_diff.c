@@ -62,21 +62,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 {
     diff_args *args = state->input;
     switch (key) {
-    case ARGP_KEY_INIT: state->child_inputs[0] = &args->opts; return 0;
     case KEY_ATOL: args->diff.atol = parse_tolerance(state, arg); return 0;
     case KEY_RTOL: args->diff.rtol = parse_tolerance(state, arg); return 0;
-    case ARGP_KEY_ARG:
-        if (state->arg_num > 1) {
-            argp_error(state, "too many arguments");
-        }
-        *(state->arg_num == 0 ? &args->opts.path : &args->other) = arg;
-        return 0;
-    case ARGP_KEY_END:
-        if (!args->other) {
-            argp_error(state, "an argument is missing");
-        }
-        return 0;
-    default: return ARGP_ERR_UNKNOWN;
+    default: return options_parse_two_paths(key, arg, state, &args->opts, &args->other);
     }
 }
 

@@ -85,6 +85,33 @@ error_t options_parse_path(int key, char *arg, struct argp_state *state, options
     }
 }
 
+error_t options_parse_two_paths(int key, char *arg, struct argp_state *state, options *opts, const char **second)
+{
+    switch (key) {
+    case ARGP_KEY_INIT: state->child_inputs[0] = opts; return 0;
+    case ARGP_KEY_ARG:
+        if (state->arg_num > 1) {
+            argp_error(state, "too many arguments");
+        }
+        *(state->arg_num == 0 ? &opts->path : second) = arg;
+        return 0;
+    case ARGP_KEY_END:
+        if (!*second) {
+            argp_error(state, "an argument is missing");
+        }
+        return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+const char *options_transform(struct argp_state *state, const char *text)
+{
+    if (strcmp(text, "zstd") != 0) {
+        argp_error(state, "unknown transform '%s': there is 'zstd'", text);
+    }
+    return "stream.zstd/1";
+}
+
 void options_parse(const struct argp *argp, int argc, char **argv, void *input)
 {
     error_t rc = argp_parse(argp, argc, argv, 0, NULL, input);

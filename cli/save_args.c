@@ -35,46 +35,19 @@ static int parse_release(struct argp_state *state, const char *text)
     return (int)(major * 100 + minor);
 }
 
-static const char *parse_transform(struct argp_state *state, const char *text)
-{
-    if (strcmp(text, "zstd") != 0) {
-        argp_error(state, "unknown transform '%s': there is 'zstd'", text);
-    }
-    return "stream.zstd/1";
-}
-
-static error_t parse_arguments(int key, char *arg, struct argp_state *state)
-{
-    save_args *args = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT: state->child_inputs[0] = &args->opts; return 0;
-    case ARGP_KEY_ARG:
-        if (state->arg_num > 1) {
-            argp_error(state, "too many arguments");
-        }
-        *(state->arg_num == 0 ? &args->opts.path : &args->to) = arg;
-        return 0;
-    case ARGP_KEY_END:
-        if (!args->to) {
-            argp_error(state, "an argument is missing");
-        }
-        return 0;
-    default: return ARGP_ERR_UNKNOWN;
-    }
-}
-
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
-    dcp_save_opts *save = &((save_args *)state->input)->save;
+    save_args *args = state->input;
+    dcp_save_opts *save = &args->save;
     switch (key) {
     case KEY_FORCE: save->overwrite = true; return 0;
     case KEY_FILES: save->files = (int)options_number(state, "--files", arg, 1, 1000); return 0;
     case KEY_FILE_PER_ITEM: save->file_per_item = true; return 0;
     case KEY_ALIGN: save->align_payloads = true; return 0;
-    case KEY_TRANSFORM: save->transform = parse_transform(state, arg); return 0;
+    case KEY_TRANSFORM: save->transform = options_transform(state, arg); return 0;
     case KEY_TARGET: save->target_release = parse_release(state, arg); return 0;
     case KEY_NO_SYNC: save->no_sync = true; return 0;
-    default: return parse_arguments(key, arg, state);
+    default: return options_parse_two_paths(key, arg, state, &args->opts, &args->to);
     }
 }
 
