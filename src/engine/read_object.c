@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "engine/engine.h"
+#include "state/children.h"
 #include "state/strided.h"
 #include "state/value.h"
 
@@ -84,88 +85,15 @@ static dcp_status copy_tensor(reading *r, dcp_value *v, dcp_value **out, dcp_err
     return DCP_OK;
 }
 
-static dcp_status create_alike(dcp_context *ctx, const dcp_value *v, dcp_value **out, dcp_error *err)
-{
-    dcp_kind kind = dcp_value_kind(v);
-    return kind == DCP_KIND_DICT           ? dcp_dict_create(ctx, out, err)
-           : kind == DCP_KIND_ORDERED_DICT ? dcp_ordered_dict_create(ctx, out, err)
-                                           : dcp_seq_create(ctx, kind, out, err);
-}
-
-static dcp_status copy_below(reading *r, dcp_value *v, dcp_value **out, dcp_error *err);
-
-static dcp_status copy_elements(reading *r, dcp_value *v, dcp_value *copy, dcp_error *err)
-{
-    bool is_dict = dcp_value_kind(v) == DCP_KIND_DICT || dcp_value_kind(v) == DCP_KIND_ORDERED_DICT;
-    dcp_status status = DCP_OK;
-    for (size_t i = 0; status == DCP_OK && i < dcp_value_count(v); i++) {
-        dcp_value *element;
-        status = copy_below(r, dcp_value_at(v, i), &element, err);
-        if (status == DCP_OK) {
-            status = is_dict ? dcp_dict_set(copy, dcp_dict_key(v, i), element, err) : dcp_list_append(copy, element, err);
-            if (status != DCP_OK) {
-                dcp_value_free(element);
-            }
-        }
-    }
-    return status;
-}
-
-static dcp_status copy_part(reading *r, dcp_value **part, dcp_error *err)
-{
-    return *part ? copy_below(r, *part, part, err) : DCP_OK;
-}
-
-/* Instances of unknown classes may hold tensors in any of their parts. */
-static dcp_status copy_opaque(reading *r, dcp_value *v, dcp_value **out, dcp_error *err)
-{
-    dcp__opaque parts = *dcp__value_opaque(v);
-    dcp_value **all[] = {&parts.callable, &parts.args, &parts.kwargs, &parts.state, &parts.items, &parts.pairs};
-    const size_t n = sizeof all / sizeof all[0];
-    dcp_status status = DCP_OK;
-    size_t done = 0;
-    while (done < n && status == DCP_OK) {
-        status = copy_part(r, all[done], err);
-        done += status == DCP_OK;
-    }
-    status = status == DCP_OK ? dcp__opaque_create(r->ck->ctx, &parts, out, err) : status;
-    for (size_t i = 0; i < done && status != DCP_OK; i++) {
-        dcp_value_free(*all[i]);
-    }
-    return status;
-}
-
 static bool is_container(dcp_kind kind)
 {
     return kind >= DCP_KIND_LIST && kind <= DCP_KIND_ORDERED_DICT && kind != DCP_KIND_SIZE;
 }
 
-static dcp_status copy_one(reading *r, dcp_value *v, dcp_value **out, dcp_error *err)
-{
-    dcp_kind kind = dcp_value_kind(v);
-    if (kind == DCP_KIND_TENSOR) {
-        return copy_tensor(r, v, out, err);
-    }
-    if (kind == DCP_KIND_OPAQUE) {
-        return copy_opaque(r, v, out, err);
-    }
-    dcp_value *copy;
-    dcp_status status = create_alike(r->ck->ctx, v, &copy, err);
-    if (status != DCP_OK) {
-        return status;
-    }
-    status = copy_elements(r, v, copy, err);
-    if (status != DCP_OK) {
-        dcp_value_free(copy);
-        return status;
-    }
-    *out = copy;
-    return DCP_OK;
-}
-
 /* *out is a new reference to a value with all tensors below read; the reader of objects has bounded the depth. */
-static dcp_status copy_below(reading *r, dcp_value *v, dcp_value **out, dcp_error *err)
+static dcp_status copy_below(void *user, dcp_value *v, dcp_value **out, dcp_error *err)
 {
+    reading *r = user;
     dcp_kind kind = dcp_value_kind(v);
     dcp_value *copy;
     if (kind != DCP_KIND_TENSOR && kind != DCP_KIND_OPAQUE && !is_container(kind)) {
@@ -175,7 +103,8 @@ static dcp_status copy_below(reading *r, dcp_value *v, dcp_value **out, dcp_erro
     if (find_copy(r, &v, out)) {
         return DCP_OK;
     }
-    dcp_status status = copy_one(r, v, &copy, err);
+    dcp_status status =
+        kind == DCP_KIND_TENSOR ? copy_tensor(r, v, &copy, err) : dcp__map_children(r->ck->ctx, v, copy_below, r, &copy, err);
     if (status != DCP_OK) {
         return status;
     }

@@ -5,6 +5,7 @@
 #include "base/arena.h"
 #include "base/checked.h"
 #include "base/strmap.h"
+#include "state/children.h"
 #include "state/node.h"
 
 typedef struct cloner {
@@ -87,77 +88,19 @@ static dcp_status clone_record(cloner *c, const dcp_value *v, dcp_value **out, d
     return DCP_OK;
 }
 
-/* ---- containers ---- */
-
-static dcp_status clone_seq(cloner *c, const dcp_value *v, uint32_t depth, dcp_value **out, dcp_error *err)
-{
-    dcp_value *copy, *element;
-    dcp_status status = dcp_seq_create(c->ctx, dcp_value_kind(v), &copy, err);
-    if (status != DCP_OK) {
-        return status;
-    }
-    for (size_t i = 0; i < dcp_value_count(v) && status == DCP_OK; i++) {
-        status = clone(c, dcp_value_at(v, i), depth + 1, &element, err);
-        if (status == DCP_OK) {
-            status = dcp_list_append(copy, element, err);
-            if (status != DCP_OK) {
-                dcp_value_free(element);
-            }
-        }
-    }
-    if (status != DCP_OK) {
-        dcp_value_free(copy);
-        return status;
-    }
-    *out = copy;
-    return DCP_OK;
-}
-
-static dcp_status clone_dict(cloner *c, const dcp_value *v, uint32_t depth, dcp_value **out, dcp_error *err)
-{
-    dcp_value *copy, *element;
-    dcp_status status =
-        dcp__is_kind(v, DCP_KIND_DICT) ? dcp_dict_create(c->ctx, &copy, err) : dcp_ordered_dict_create(c->ctx, &copy, err);
-    if (status != DCP_OK) {
-        return status;
-    }
-    for (size_t i = 0; i < dcp_value_count(v) && status == DCP_OK; i++) {
-        status = clone(c, dcp_value_at(v, i), depth + 1, &element, err);
-        if (status == DCP_OK) {
-            status = dcp_dict_set(copy, dcp_dict_key(v, i), element, err);
-            if (status != DCP_OK) {
-                dcp_value_free(element);
-            }
-        }
-    }
-    if (status != DCP_OK) {
-        dcp_value_free(copy);
-        return status;
-    }
-    *out = copy;
-    return DCP_OK;
-}
-
-static dcp_status clone_opaque(cloner *c, const dcp_value *v, uint32_t depth, dcp_value **out, dcp_error *err)
-{
-    dcp__opaque copy = *dcp__value_opaque(v);
-    dcp_value **const parts[] = {&copy.callable, &copy.args, &copy.kwargs, &copy.state, &copy.items, &copy.pairs};
-    const size_t n = sizeof parts / sizeof parts[0];
-    dcp_status status = DCP_OK;
-    size_t done = 0;
-    for (; done < n && status == DCP_OK; done++) {
-        dcp_value *part = *parts[done];
-        *parts[done] = NULL;
-        status = part ? clone(c, part, depth + 1, parts[done], err) : DCP_OK;
-    }
-    status = status == DCP_OK ? dcp__opaque_create(c->ctx, &copy, out, err) : status;
-    for (size_t i = 0; i < done && status != DCP_OK; i++) {
-        dcp_value_free(*parts[i]);
-    }
-    return status;
-}
-
 /* ---- all ---- */
+
+/* What the children of a value are cloned with. */
+typedef struct below {
+    cloner *c;
+    uint32_t depth;
+} below;
+
+static dcp_status clone_child(void *user, dcp_value *child, dcp_value **out, dcp_error *err)
+{
+    const below *b = user;
+    return clone(b->c, child, b->depth, out, err);
+}
 
 static dcp_status clone_node(cloner *c, dcp_value *v, uint32_t depth, dcp_value **out, dcp_error *err)
 {
@@ -170,10 +113,7 @@ static dcp_status clone_node(cloner *c, dcp_value *v, uint32_t depth, dcp_value 
     if (dcp__is_kind(v, DCP_KIND_RECORD)) {
         return clone_record(c, v, out, err);
     }
-    if (dcp__is_seq(v)) {
-        return clone_seq(c, v, depth, out, err);
-    }
-    return dcp__is_dict(v) ? clone_dict(c, v, depth, out, err) : clone_opaque(c, v, depth, out, err);
+    return dcp__map_children(c->ctx, v, clone_child, &(below){c, depth + 1}, out, err);
 }
 
 static bool may_change(const dcp_value *v)
