@@ -1,6 +1,7 @@
 /* The metadata of a save whose ranks planned and communicated by other means: made of what its coordinator was told. */
 #include <string.h>
 
+#include "engine/engine.h"
 #include "engine/session.h"
 #include "format/metadata_writer.h"
 
@@ -40,19 +41,10 @@ static dcp_status add_storage(describer *d, const dcp_chunk_info *c, uint32_t *o
     return DCP_OK;
 }
 
-static dcp_status check_box(const dcp_item *item, const dcp_box *box, dcp_error *err)
+static dcp_status check_place(const dcp_item *item, const dcp_box *box, dcp_error *err)
 {
-    if (item->ndim && (!box->offsets || !box->sizes)) {
-        return dcp__fail(err, DCP_ARG, "a chunk without a place in the tensor");
-    }
-    for (int d = 0; d < item->ndim; d++) {
-        int64_t offset = box->offsets[d], size = box->sizes[d];
-        if (offset < 0 || size < 0 || offset > item->extents[d] || size > item->extents[d] - offset) {
-            return dcp__fail(err, DCP_ARG, "%lld elements from %lld on exceed the extent of dimension %d, %lld", (long long)size,
-                             (long long)offset, d, (long long)item->extents[d]);
-        }
-    }
-    return DCP_OK;
+    return item->ndim && (!box->offsets || !box->sizes) ? dcp__fail(err, DCP_ARG, "a chunk without a place in the tensor")
+                                                        : dcp__check_box(item, box, err);
 }
 
 static dcp_status add_chunks(describer *d, const dcp_described *row, dcp_error *err)
@@ -62,7 +54,7 @@ static dcp_status add_chunks(describer *d, const dcp_described *row, dcp_error *
     for (size_t i = 0; i < row->item.n_chunks && status == DCP_OK; i++) {
         const dcp_chunk_info *c = &row->chunks[i];
         dcp__chunk chunk = {c->box.offsets, c->box.sizes, DCP__NO_STORAGE};
-        status = check_box(&row->item, &c->box, err);
+        status = check_place(&row->item, &c->box, err);
         status = status == DCP_OK ? add_storage(d, c, &chunk.storage, err) : status;
         m->chunks[m->n_chunks++] = chunk;
     }

@@ -142,10 +142,14 @@ dcp_status dcp__sniff_storage(dcp_file *f, uint64_t bytes, const dcp__storage *s
 void dcp__to_file_offset(const dcp__located *l, dcp_error *err);
 /* Gives an error about what is in a record, if it has no offset, the one where the record starts. */
 void dcp__to_record_offset(const dcp__storage *s, dcp_status code, dcp_error *err);
+/* ARG for a box that is not within the tensor; the message names no item. */
+dcp_status dcp__check_box(const dcp_item *item, const dcp_box *box, dcp_error *err);
 /* Dtype and shape of a payload against the metadata: MISMATCH becomes FORMAT, since the checkpoint contradicts itself. */
 dcp_status dcp__check_payload(const dcp__entry *e, const dcp__chunk *c, const dcp__payload *p, dcp_error *err);
-/* UNSUPPORTED for a tensor whose dtype is not known here, such as a quantised one: it is listed, and cannot be read. */
-#define DCP__UNKNOWN_DTYPE "its dtype is not one that is read here: it is quantised, or of a later PyTorch"
+/* UNSUPPORTED, with the name of its dtype: a tensor whose dtype is not known here, a quantised one or one of a later release, is
+ * listed and cannot be read. */
+dcp_status dcp__refuse_dtype(const dcp_item *item, dcp_error *err);
+/* The same for a tensor of such a dtype, with checkpoint and item; OK for all others. */
 dcp_status dcp__check_dtype(const dcp_checkpoint *ck, const dcp_item *item, dcp_error *err);
 /* Entry behind a public item of this checkpoint. */
 const dcp__entry *dcp__entry_of(const dcp_item *item);

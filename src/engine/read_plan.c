@@ -12,22 +12,10 @@
 
 /* ---- requests ---- */
 
-static dcp_status check_box(const dcp_item *item, const dcp_box *box, dcp_error *err)
-{
-    for (int d = 0; d < item->ndim; d++) {
-        int64_t offset = box->offsets[d], size = box->sizes[d];
-        if (offset < 0 || size < 0 || offset > item->extents[d] || size > item->extents[d] - offset) {
-            return dcp__fail(err, DCP_ARG, "%lld elements from %lld on exceed the extent of dimension %d, %lld", (long long)size,
-                             (long long)offset, d, (long long)item->extents[d]);
-        }
-    }
-    return DCP_OK;
-}
-
 static dcp_status check_target(const dcp_item *item, const dcp_box *box, const dcp_tensor *dst, dcp_error *err)
 {
     if (item->dtype == DCP_DTYPE_NONE) {
-        return dcp__fail(err, DCP_UNSUPPORTED, DCP__UNKNOWN_DTYPE);
+        return dcp__refuse_dtype(item, err);
     }
     if (dst->dtype != item->dtype) {
         return dcp__fail(err, DCP_MISMATCH, "it is %s, the target %s", dcp_dtype_name(item->dtype), dcp_dtype_name(dst->dtype));
@@ -128,7 +116,7 @@ static dcp_status add_request(dcp__read_plan *r, const dcp_read_request *q, dcp_
     if (q->item->kind != DCP_ITEM_TENSOR) {
         return dcp__fail(err, DCP_MISMATCH, "it is an object, not a tensor");
     }
-    dcp_status status = check_box(q->item, &wanted, err);
+    dcp_status status = dcp__check_box(q->item, &wanted, err);
     status = status == DCP_OK ? check_target(q->item, &wanted, &q->dst, err) : status;
     size_t first = r->n_pieces;
     for (size_t i = 0; i < q->item->n_chunks && status == DCP_OK; i++) {

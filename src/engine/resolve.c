@@ -23,13 +23,30 @@ dcp_status dcp__in_item(const dcp_checkpoint *ck, int64_t file, dcp_str fqn, dcp
 
 /* ---- checks ---- */
 
+dcp_status dcp__refuse_dtype(const dcp_item *item, dcp_error *err)
+{
+    return dcp__fail(err, DCP_UNSUPPORTED, "its dtype, torch.%s, is not one that is read here",
+                     dcp__print(dcp__entry_of(item)->other_dtype).text);
+}
+
 dcp_status dcp__check_dtype(const dcp_checkpoint *ck, const dcp_item *item, dcp_error *err)
 {
     if (item->kind != DCP_ITEM_TENSOR || item->dtype != DCP_DTYPE_NONE) {
         return DCP_OK;
     }
-    dcp__fail(err, DCP_UNSUPPORTED, DCP__UNKNOWN_DTYPE);
-    return dcp__in_item(ck, -1, item->fqn, DCP_UNSUPPORTED, err);
+    return dcp__in_item(ck, -1, item->fqn, dcp__refuse_dtype(item, err), err);
+}
+
+dcp_status dcp__check_box(const dcp_item *item, const dcp_box *box, dcp_error *err)
+{
+    for (int d = 0; d < item->ndim; d++) {
+        int64_t offset = box->offsets[d], size = box->sizes[d];
+        if (offset < 0 || size < 0 || offset > item->extents[d] || size > item->extents[d] - offset) {
+            return dcp__fail(err, DCP_ARG, "%lld elements from %lld on exceed the extent of dimension %d, %lld", (long long)size,
+                             (long long)offset, d, (long long)item->extents[d]);
+        }
+    }
+    return DCP_OK;
 }
 
 dcp_status dcp__check_payload(const dcp__entry *e, const dcp__chunk *c, const dcp__payload *p, dcp_error *err)

@@ -36,6 +36,7 @@ typedef struct dcp__entry {
     uint32_t storage;   /* objects */
     bool requires_grad, pin_memory;
     uint8_t memory_format;
+    dcp_str other_dtype; /* tensors of DCP_DTYPE_NONE: what torch calls theirs */
 } dcp__entry;
 
 /* A field that this release does not know: its name, and its value as opcodes that stand for themselves. */

@@ -25,6 +25,7 @@ typedef enum dcp__mrow {
 
 typedef struct dcp__mprops {
     dcp_dtype dtype;
+    uint32_t other_dtype; /* of DCP_DTYPE_NONE: its number among those that are not known */
     uint8_t memory_format;
     bool requires_grad, pin_memory, is_old_class, has_strides;
 } dcp__mprops;
@@ -73,6 +74,7 @@ typedef struct dcp__mbuild {
     size_t n_indexes, indexes_cap;
     dcp__mstrings names; /* of indexes */
     dcp__mstrings files;
+    dcp__mstrings dtypes; /* that are not known */
     bool has_old_properties, has_new_properties, has_strides, has_descriptors;
     bool has_storage_meta, has_modules;
 } dcp__mbuild;

@@ -75,6 +75,7 @@ static dcp_status fill_tensor(dcp__mbuild *b, dcp__mtensor *t, uint64_t at, dcp_
     t->is_used = true;
     e->item.kind = DCP_ITEM_TENSOR;
     e->item.dtype = t->props.dtype;
+    e->other_dtype = t->props.dtype == DCP_DTYPE_NONE ? b->dtypes.texts[t->props.other_dtype] : (dcp_str){NULL, 0};
     e->item.ndim = (int)ndim;
     e->item.extents = t->size->values;
     e->item.n_chunks = t->n_chunks;
@@ -467,11 +468,14 @@ dcp_status dcp__metadata_read(dcp_context *ctx, const dcp__source *src, const dc
     }
     dcp__strmap_init(&b.names.map, ctx);
     dcp__strmap_init(&b.files.map, ctx);
+    dcp__strmap_init(&b.dtypes.map, ctx);
     status = read_all(&b, src, err);
     dcp__strmap_reset(&b.names.map);
     dcp__strmap_reset(&b.files.map);
+    dcp__strmap_reset(&b.dtypes.map);
     dcp__free(ctx, b.names.texts);
     dcp__free(ctx, b.files.texts);
+    dcp__free(ctx, b.dtypes.texts);
     dcp__free(ctx, b.tensors);
     dcp__free(ctx, b.indexes);
     if (status != DCP_OK) {

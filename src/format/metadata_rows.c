@@ -189,7 +189,8 @@ static dcp_status build_chunk(dcp__mbuild *b, dcp__pmachine *m, dcp__pv *fields,
 static dcp__pv pack_props(const dcp__mprops *p)
 {
     uint64_t bits = (uint64_t)p->dtype | (uint64_t)p->memory_format << 8 | (uint64_t)p->requires_grad << 16 |
-                    (uint64_t)p->pin_memory << 17 | (uint64_t)p->is_old_class << 18 | (uint64_t)p->has_strides << 19;
+                    (uint64_t)p->pin_memory << 17 | (uint64_t)p->is_old_class << 18 | (uint64_t)p->has_strides << 19 |
+                    (uint64_t)p->other_dtype << 20;
     return dcp__mrow_make(DCP__MROW_PROPERTIES, bits);
 }
 
@@ -202,11 +203,30 @@ static dcp__mprops unpack_props(uint64_t bits)
         .pin_memory = bits >> 17 & 1,
         .is_old_class = bits >> 18 & 1,
         .has_strides = bits >> 19 & 1,
+        .other_dtype = (uint32_t)(bits >> 20),
     };
 }
 
+/* A dtype of torch, known here or not. */
+static dcp_status take_dtype(dcp__mbuild *b, dcp__pmachine *m, dcp__pv v, dcp__mprops *p, dcp_error *err)
+{
+    bool is_new;
+    dcp__mclass is = dcp__mclass_of(v);
+    if (is > DCP__MCLASS_DTYPE) {
+        p->dtype = (dcp_dtype)(is - DCP__MCLASS_DTYPE);
+        return DCP_OK;
+    }
+    if (is != DCP__MCLASS_OTHER_DTYPE) {
+        return dcp__mrefuse(dcp__pmachine_position(m), "dtype of a tensor", v, err);
+    }
+    p->dtype = DCP_DTYPE_NONE;
+    dcp_str name = dcp__arena_str(dcp__pmachine_arena(m), dcp__pv_global(v)->name);
+    return name.ptr ? dcp__mstrings_add(b->ctx, &b->dtypes, name, &p->other_dtype, &is_new, err)
+                    : dcp__arena_fail(dcp__pmachine_arena(m), err);
+}
+
 /* The state of TensorProperties is a tuple. */
-static dcp_status build_props(dcp__pmachine *m, bool is_old_class, dcp__pv state, dcp__pv *row, dcp_error *err)
+static dcp_status build_props(dcp__mbuild *b, dcp__pmachine *m, bool is_old_class, dcp__pv state, dcp__pv *row, dcp_error *err)
 {
     uint64_t at = dcp__pmachine_position(m), layout, format;
     size_t n = 0;
@@ -214,9 +234,15 @@ static dcp_status build_props(dcp__pmachine *m, bool is_old_class, dcp__pv state
     if (n != 5 && n != 6) {
         return dcp__fail_at(err, DCP_FORMAT, at, "metadata: tensor properties of %zu parts, 5 or 6 are known", n);
     }
-    dcp__mclass dtype = dcp__mclass_of(items[0]);
-    if (dtype <= DCP__MCLASS_DTYPE && dtype != DCP__MCLASS_OTHER_DTYPE) {
-        return dcp__mrefuse(at, "dtype of a tensor", items[0], err);
+    dcp__mprops props = {
+        .requires_grad = items[2] == DCP__PV_TRUE,
+        .pin_memory = items[4] == DCP__PV_TRUE,
+        .is_old_class = is_old_class,
+        .has_strides = n == 6,
+    };
+    dcp_status status = take_dtype(b, m, items[0], &props, err);
+    if (status != DCP_OK) {
+        return status;
     }
     if (dcp__mrow_of(items[1], &layout) != DCP__MROW_LAYOUT) {
         return dcp__mrefuse(at, "layout of a tensor", items[1], err);
@@ -224,14 +250,8 @@ static dcp_status build_props(dcp__pmachine *m, bool is_old_class, dcp__pv state
     if (dcp__mrow_of(items[3], &format) != DCP__MROW_MEMORY_FORMAT) {
         return dcp__mrefuse(at, "memory format of a tensor", items[3], err);
     }
-    *row = pack_props(&(dcp__mprops){
-        .dtype = dtype == DCP__MCLASS_OTHER_DTYPE ? DCP_DTYPE_NONE : (dcp_dtype)(dtype - DCP__MCLASS_DTYPE),
-        .memory_format = (uint8_t)format,
-        .requires_grad = items[2] == DCP__PV_TRUE,
-        .pin_memory = items[4] == DCP__PV_TRUE,
-        .is_old_class = is_old_class,
-        .has_strides = n == 6,
-    });
+    props.memory_format = (uint8_t)format;
+    *row = pack_props(&props);
     return DCP_OK;
 }
 
@@ -546,7 +566,7 @@ static dcp_status on_build(void *user, dcp__pmachine *m, dcp__pv object, const d
     case DCP__MCLASS_INDEX:
     case DCP__MCLASS_INFO: status = build_fields(b, m, is, state, &row, err); break;
     case DCP__MCLASS_PROPERTIES:
-    case DCP__MCLASS_OLD_PROPERTIES: status = build_props(m, is == DCP__MCLASS_OLD_PROPERTIES, state->value, &row, err); break;
+    case DCP__MCLASS_OLD_PROPERTIES: status = build_props(b, m, is == DCP__MCLASS_OLD_PROPERTIES, state->value, &row, err); break;
     default: return DCP_OK;
     }
     const dcp__pobject *o = dcp__pv_object(object);
@@ -597,9 +617,10 @@ void dcp__mbuild_reset(dcp__mbuild *b)
     memset(b->unwanted, 0, sizeof b->unwanted);
     b->n_tensors = b->n_indexes = b->md->n_chunks = b->md->n_storages = 0;
     b->md->n_transforms = 1;
-    b->names.n = b->names.last = b->files.n = b->files.last = 0;
+    b->names.n = b->names.last = b->files.n = b->files.last = b->dtypes.n = b->dtypes.last = 0;
     dcp__strmap_reset(&b->names.map);
     dcp__strmap_reset(&b->files.map);
+    dcp__strmap_reset(&b->dtypes.map);
     b->has_old_properties = b->has_new_properties = b->has_strides = b->has_descriptors = false;
 }
 

@@ -249,6 +249,25 @@ static void roles__unknown_classes_are_named(void **state)
     refuse(&(md_form){.dtype_module = "Odd", .dtype_name = "float32"}, DCP_FORMAT);
 }
 
+/* Quantised ones, and those of later releases. */
+static void roles__a_dtype_that_is_not_known_is_kept_by_name(void **state)
+{
+    (void)state;
+    dcp__metadata *md = read_good(&(md_form){.dtype_name = "Odd"});
+    size_t n = 0;
+    for (size_t i = 0; i < md->n_entries; i++) {
+        const dcp__entry *e = &md->entries[i];
+        if (e->item.kind == DCP_ITEM_TENSOR && e->item.dtype == DCP_DTYPE_NONE) {
+            assert_string_equal(e->other_dtype.ptr, "Odd");
+            n++;
+        } else {
+            assert_null(e->other_dtype.ptr);
+        }
+    }
+    assert_true(n > 0);
+    dcp__metadata_free(md);
+}
+
 static void roles__a_known_name_in_another_module_is_unknown(void **state)
 {
     (void)state;
@@ -971,6 +990,7 @@ int main(void)
         cmocka_unit_test(records__missing_one_is_marked),
         cmocka_unit_test(records__transforms),
         cmocka_unit_test(roles__unknown_classes_are_named),
+        cmocka_unit_test(roles__a_dtype_that_is_not_known_is_kept_by_name),
         cmocka_unit_test(roles__a_known_name_in_another_module_is_unknown),
         cmocka_unit_test(errors__name_the_item_that_is_being_read),
         cmocka_unit_test(shapes__bad_numbers_are_refused),

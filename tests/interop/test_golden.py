@@ -4,7 +4,8 @@ import json
 import tempfile
 import unittest
 
-from common import GOLDEN, has_zstd, knows_all, main, digests, tool_copy, torch_load
+from common import GOLDEN, has_zstd, knows_all, main, tool_copy, torch_load
+from content import digests
 
 
 def source_of(case):

@@ -103,7 +103,7 @@ class Saves(unittest.TestCase):
                         ["convert", "--to", "torch", self.path, f"{copied}3"]):
             done = subprocess.run([TOOL, *refused], capture_output=True, text=True)
             self.assertEqual(done.returncode, 1, refused)
-            self.assertIn('"quantised": its dtype is not one that is read here', done.stderr, refused)
+            self.assertIn('"quantised": its dtype, torch.quint8, is not one that is read here', done.stderr, refused)
         self.assertEqual(subprocess.run([TOOL, "verify", self.path], capture_output=True).returncode, 1)
 
     def test_names_that_collide(self):
