@@ -116,6 +116,13 @@ static dcp_value *read_all(dcp_storage *st, const char *path)
     return tree;
 }
 
+static void assert_stored(dcp_storage *st, const char *path, const dcp_value *expected)
+{
+    dcp_value *loaded = read_all(st, path);
+    assert_true(dcp_value_equal(expected, loaded));
+    dcp_value_free(loaded);
+}
+
 static dcp_op *submit(place *p, const char *path, dcp_value *state, dcp_async_opts opts)
 {
     dcp_op *op;
@@ -202,9 +209,7 @@ static void async__snapshot_is_taken_at_submit(void **unused)
         dcp_dict_set_int(state, "added later", 1, NULL);
         gate_open(&p.gate);
         finish(op);
-        dcp_value *loaded = read_all(p.memory, "");
-        assert_true(dcp_value_equal(expected, loaded));
-        dcp_value_free(loaded);
+        assert_stored(p.memory, "", expected);
         dcp_value_free(expected);
         dcp_value_free(state);
         place_free(&p);
@@ -282,9 +287,7 @@ static void async__shapes_without_dimensions_and_without_elements_come_back(void
     dcp_dict_set_tensor(state, "one by one", &t11, NULL);
     dcp_dict_set_tensor(state, "empty", &t0, NULL);
     finish(submit(&p, "", state, (dcp_async_opts)DCP_ASYNC_OPTS_INIT));
-    dcp_value *loaded = read_all(p.memory, "");
-    assert_true(dcp_value_equal(state, loaded));
-    dcp_value_free(loaded);
+    assert_stored(p.memory, "", state);
     dcp_value_free(state);
     place_free(&p);
 }
@@ -330,9 +333,7 @@ static void async__views_share_memory_in_the_snapshot(void **unused)
     assert_int_equal(progress.staged_bytes, sizeof(float) * (ROWS * COLUMNS + ROWS));
     assert_int_equal(info_of(opts.stager).mapped_bytes, sizeof(float) * (ROWS * COLUMNS + ROWS));
     dcp_op_free(op);
-    dcp_value *loaded = read_all(p.memory, "");
-    assert_true(dcp_value_equal(state, loaded));
-    dcp_value_free(loaded);
+    assert_stored(p.memory, "", state);
     dcp_value_free(state);
     dcp_stager_free(opts.stager);
     free(memory);
@@ -354,9 +355,7 @@ static void async__staging_may_be_done_later(void **unused)
     scribble(state);
     gate_open(&p.gate);
     finish(op);
-    dcp_value *loaded = read_all(p.memory, "");
-    assert_true(dcp_value_equal(expected, loaded));
-    dcp_value_free(loaded);
+    assert_stored(p.memory, "", expected);
     dcp_value_free(expected);
     dcp_value_free(state);
     place_free(&p);
@@ -401,9 +400,7 @@ static void async__a_state_beyond_the_cap_is_saved_within_it(void **unused)
             }
             finish(op);
             if (k == 0) {
-                dcp_value *loaded = read_all(p.memory, "");
-                assert_true(dcp_value_equal(expected, loaded));
-                dcp_value_free(loaded);
+                assert_stored(p.memory, "", expected);
             }
         }
         assert_true(info_of(opts.stager).peak_bytes <= cases[i].cap);
@@ -464,9 +461,7 @@ static void async__objects_with_tensors_beyond_the_cap_are_saved(void **unused)
     dcp_op *op = submit(&p, "", state, opts);
     scribble(state);
     finish(op);
-    dcp_value *loaded = read_all(p.memory, "");
-    assert_true(dcp_value_equal(expected, loaded));
-    dcp_value_free(loaded);
+    assert_stored(p.memory, "", expected);
     dcp_value_free(expected);
     dcp_value_free(state);
     dcp_stager_free(opts.stager);
@@ -612,9 +607,7 @@ static void async__thousands_of_tensors_are_staged_to_shared_memory_with_few_des
     finish(submit(&p, "", state, opts));
     setrlimit(RLIMIT_NOFILE, &old);
     assert_int_equal(info_of(opts.stager).n_blocks, 1);
-    dcp_value *loaded = read_all(p.memory, "");
-    assert_true(dcp_value_equal(state, loaded));
-    dcp_value_free(loaded);
+    assert_stored(p.memory, "", state);
     dcp_value_free(state);
     dcp_stager_free(opts.stager);
     place_free(&p);
@@ -684,9 +677,8 @@ static void async__one_stager_serves_several_threads(void **unused)
         assert_true(savers[i].is_well);
     }
     assert_true(info_of(stager).peak_bytes <= 4 * MIB); /* one save at a time */
-    dcp_value *loaded = read_all(p.memory, "3-4"), *expected = large_state(3, 1, 30);
-    assert_true(dcp_value_equal(loaded, expected));
-    dcp_value_free(loaded);
+    dcp_value *expected = large_state(3, 1, 30);
+    assert_stored(p.memory, "3-4", expected);
     dcp_value_free(expected);
     dcp_stager_free(stager);
     place_free(&p);
@@ -714,14 +706,10 @@ static void async__a_failure_is_kept_and_does_no_harm_to_the_next_save(void **un
         assert_non_null(strstr(err.message, "injected"));
     }
     assert_int_equal(dcp_op_wait_staged(op, 0, NULL), DCP_OK);
-    dcp_value *loaded = read_all(p.memory, "");
-    assert_true(dcp_value_equal(state, loaded));
-    dcp_value_free(loaded);
+    assert_stored(p.memory, "", state);
     p.gate.fail_writes = DCP_OK;
     finish(submit(&p, "", changed, opts)); /* before the failed one is freed */
-    loaded = read_all(p.memory, "");
-    assert_true(dcp_value_equal(changed, loaded));
-    dcp_value_free(loaded);
+    assert_stored(p.memory, "", changed);
     dcp_op_free(op);
     dcp_value_free(state);
     dcp_value_free(changed);
@@ -917,9 +905,7 @@ static void async__without_threads_the_save_is_made_all_the_same(void **unused)
     assert_true(n_refused_threads > 1);
     n_refused_threads = 0;
     finish(op);
-    dcp_value *loaded = read_all(p.memory, "");
-    assert_true(dcp_value_equal(state, loaded));
-    dcp_value_free(loaded);
+    assert_stored(p.memory, "", state);
     dcp_value_free(state);
     place_free(&p);
 }
@@ -976,9 +962,7 @@ static void async__a_canceled_save_leaves_the_old_checkpoint(void **unused)
     dcp_op_cancel(op);
     assert_int_equal(dcp_op_wait(op, 0, NULL, NULL), DCP_CANCELED);
     dcp_op_free(op);
-    dcp_value *loaded = read_all(p.memory, "");
-    assert_true(dcp_value_equal(old, loaded));
-    dcp_value_free(loaded);
+    assert_stored(p.memory, "", old);
     dcp_value_free(old);
     dcp_value_free(state);
     place_free(&p);

@@ -7,23 +7,9 @@
 #include <cmocka.h>
 
 #include "dcp/dcp.h"
+#include "support/memory_store.h"
 #include "support/random.h"
 #include "support/ranks.h"
-
-static dcp_storage *storage;
-
-static int make_storage(void **state)
-{
-    (void)state;
-    return dcp_storage_memory(NULL, &storage, NULL) == DCP_OK ? 0 : -1;
-}
-
-static int free_storage(void **state)
-{
-    (void)state;
-    dcp_storage_free(storage);
-    return 0;
-}
 
 /* ---- shards, as PyTorch's HuggingFaceStorageWriter names and describes them ---- */
 
@@ -94,18 +80,6 @@ static void write_shards(const char *dir, const tensor *tensors, size_t n, int w
     for (int r = 0; r < world; r++) {
         write_shard(dir, tensors, n, r, world);
     }
-}
-
-static dcp_checkpoint *reopen(const char *path)
-{
-    dcp_open_opts opts = DCP_OPEN_OPTS_INIT;
-    dcp_checkpoint *ck = NULL;
-    dcp_error err = DCP_ERROR_INIT;
-    opts.storage = storage;
-    if (dcp_checkpoint_open(NULL, path, &opts, &ck, &err) != DCP_OK) {
-        fail_msg("%s", err.message);
-    }
-    return ck;
 }
 
 static void assert_whole(const char *path, const tensor *tensors, size_t n)

@@ -10,6 +10,7 @@
 #include "dcp/dcp.h"
 #include "engine/convert_names.h"
 #include "support/failing_alloc.h"
+#include "support/memory_store.h"
 #include "support/random.h"
 
 /* ---- names ---- */
@@ -102,14 +103,12 @@ static void rename__keys_that_stay_are_not_cut_at_dots(void **state)
 
 /* ---- a source ---- */
 
-static dcp_storage *storage;
 static dcp_storage_ops patched; /* the storage's own table with changes */
 static const dcp_storage_ops *whole;
 
-static int make_storage(void **state)
+static int make_patched(void **state)
 {
-    (void)state;
-    if (dcp_storage_memory(NULL, &storage, NULL) != DCP_OK) {
+    if (make_storage(state) != 0) {
         return -1;
     }
     whole = storage->ops;
@@ -117,12 +116,10 @@ static int make_storage(void **state)
     return 0;
 }
 
-static int free_storage(void **state)
+static int free_patched(void **state)
 {
-    (void)state;
     storage->ops = whole;
-    dcp_storage_free(storage);
-    return 0;
+    return free_storage(state);
 }
 
 #define ROWS 6
@@ -191,18 +188,6 @@ static bool is_there(const char *name)
 {
     dcp_stat st;
     return storage->ops->stat(storage, name, &st, NULL) == DCP_OK;
-}
-
-static dcp_checkpoint *reopen(const char *path)
-{
-    dcp_open_opts opts = DCP_OPEN_OPTS_INIT;
-    dcp_checkpoint *ck = NULL;
-    dcp_error err = DCP_ERROR_INIT;
-    opts.storage = storage;
-    if (dcp_checkpoint_open(NULL, path, &opts, &ck, &err) != DCP_OK) {
-        fail_msg("%s", err.message);
-    }
-    return ck;
 }
 
 /* w counts from 0. */
@@ -620,5 +605,5 @@ int main(void)
         cmocka_unit_test(convert__every_failed_operation_leaves_the_old_output),
         cmocka_unit_test(convert__every_failed_allocation_is_survived),
     };
-    return cmocka_run_group_tests(tests, make_storage, free_storage);
+    return cmocka_run_group_tests(tests, make_patched, free_patched);
 }

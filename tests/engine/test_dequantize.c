@@ -8,22 +8,8 @@
 #include <math.h>
 
 #include "dcp/dcp.h"
+#include "support/memory_store.h"
 #include "support/random.h"
-
-static dcp_storage *storage;
-
-static int make_storage(void **state)
-{
-    (void)state;
-    return dcp_storage_memory(NULL, &storage, NULL) == DCP_OK ? 0 : -1;
-}
-
-static int free_storage(void **state)
-{
-    (void)state;
-    dcp_storage_free(storage);
-    return 0;
-}
 
 static void add(dcp_value *root, const char *name, dcp_dtype dtype, int ndim, const int64_t *extents, void *data)
 {
@@ -41,15 +27,6 @@ static void save(dcp_value *root)
         fail_msg("%s", err.message);
     }
     dcp_value_free(root);
-}
-
-static dcp_checkpoint *reopen(void)
-{
-    dcp_open_opts opts = DCP_OPEN_OPTS_INIT;
-    dcp_checkpoint *ck = NULL;
-    opts.storage = storage;
-    assert_int_equal(dcp_checkpoint_open(NULL, "q", &opts, &ck, NULL), DCP_OK);
-    return ck;
 }
 
 static dcp_quantized find(const dcp_checkpoint *ck, const char *name)
@@ -115,7 +92,7 @@ static void dequantize__any_box_of_blocks(void **state)
     add(root, "w.weight_scale_inv", DCP_FLOAT32, 2, blocks, scales);
     add(root, "v.weight", DCP_FLOAT32, 2, shape, weights);
     save(root);
-    dcp_checkpoint *ck = reopen();
+    dcp_checkpoint *ck = reopen("q");
     dcp_quantized q = find(ck, "w.weight"), none;
     assert_false(dcp_quantized_find(ck, dcp_checkpoint_find(ck, dcp_str_of("v.weight")), &none));
     assert_false(dcp_quantized_find(ck, dcp_checkpoint_find(ck, dcp_str_of("w.weight_scale_inv")), &none));
@@ -145,7 +122,7 @@ static void dequantize__any_box_of_groups(void **state)
     add(root, "e_blocks", DCP_UINT8, 4, shape, bytes);
     add(root, "e_scales", DCP_UINT8, 3, groups, scales);
     save(root);
-    dcp_checkpoint *ck = reopen();
+    dcp_checkpoint *ck = reopen("q");
     dcp_quantized q = find(ck, "e_blocks");
     assert_true(q.ndim == 3 && q.extents[2] == WIDTH);
     check_boxes(&rnd, ck, &q, DCP_QUANTIZED_BLOCK, whole);
@@ -166,7 +143,7 @@ static void dequantize__what_does_not_fit_is_told(void **state)
     add(root, "x.weight", DCP_FLOAT32, 2, shape, w);
     add(root, "x.weight_scale_inv", DCP_FLOAT32, 1, flat, scales);
     save(root);
-    dcp_checkpoint *ck = reopen();
+    dcp_checkpoint *ck = reopen("q");
     dcp_quantized q = find(ck, "w.weight"), x = find(ck, "x.weight");
     dcp_tensor dst = dcp_tensor_make(DCP_FLOAT32, 2, shape, out), small = dcp_tensor_make(DCP_FLOAT16, 2, shape, half);
     dcp_tensor ints = dcp_tensor_make(DCP_INT32, 2, shape, out), other = dcp_tensor_make(DCP_FLOAT32, 2, one, out);

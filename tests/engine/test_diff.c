@@ -9,6 +9,7 @@
 
 #include "dcp/dcp.h"
 #include "support/failing_alloc.h"
+#include "support/memory_store.h"
 #include "support/random.h"
 
 #define MAX_SEEN 16
@@ -44,21 +45,6 @@ static const dcp_item_difference *find(const seen *s, const char *name)
     return NULL;
 }
 
-static dcp_storage *storage;
-
-static int make_storage(void **state)
-{
-    (void)state;
-    return dcp_storage_memory(NULL, &storage, NULL) == DCP_OK ? 0 : -1;
-}
-
-static int free_storage(void **state)
-{
-    (void)state;
-    dcp_storage_free(storage);
-    return 0;
-}
-
 /* Saves and frees a state. */
 static void save(const char *path, dcp_value *state)
 {
@@ -72,18 +58,9 @@ static void save(const char *path, dcp_value *state)
     dcp_value_free(state);
 }
 
-static dcp_checkpoint *reopen(dcp_context *ctx, const char *path)
-{
-    dcp_open_opts opts = DCP_OPEN_OPTS_INIT;
-    dcp_checkpoint *ck = NULL;
-    opts.storage = storage;
-    assert_int_equal(dcp_checkpoint_open(ctx, path, &opts, &ck, NULL), DCP_OK);
-    return ck;
-}
-
 static dcp_diff_report diff(double atol, double rtol, seen *out)
 {
-    dcp_checkpoint *a = reopen(NULL, "a"), *b = reopen(NULL, "b");
+    dcp_checkpoint *a = reopen("a"), *b = reopen("b");
     dcp_diff_opts opts = DCP_DIFF_OPTS_INIT;
     dcp_diff_report report = DCP_DIFF_REPORT_INIT;
     dcp_error err = DCP_ERROR_INIT;
@@ -288,7 +265,7 @@ static void diff__is_canceled_and_refuses_wrong_arguments(void **state)
     dcp_diff_opts opts = DCP_DIFF_OPTS_INIT;
     dcp_diff_report report = DCP_DIFF_REPORT_INIT;
     save_both(DCP_FLOAT32, a, DCP_FLOAT32, b, 1, shape);
-    dcp_checkpoint *x = reopen(NULL, "a"), *y = reopen(NULL, "b");
+    dcp_checkpoint *x = reopen("a"), *y = reopen("b");
     opts.progress = stop;
     assert_int_equal(dcp_diff(x, y, &opts, &report, NULL), DCP_CANCELED);
     opts.progress = NULL;

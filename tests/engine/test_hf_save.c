@@ -9,25 +9,11 @@
 
 #include "dcp/dcp.h"
 #include "support/failing_alloc.h"
+#include "support/memory_store.h"
 #include "support/ranks.h"
 
 #define ROWS 7
 #define COLUMNS 3
-
-static dcp_storage *storage;
-
-static int make_storage(void **state)
-{
-    (void)state;
-    return dcp_storage_memory(NULL, &storage, NULL) == DCP_OK ? 0 : -1;
-}
-
-static int free_storage(void **state)
-{
-    (void)state;
-    dcp_storage_free(storage);
-    return 0;
-}
 
 static float whole[ROWS * COLUMNS], plain[4] = {1, 2, 3, 4}, scalar = 5;
 
@@ -115,15 +101,9 @@ static bool is_there(const char *name)
 
 static void assert_reads(const char *path)
 {
-    dcp_open_opts opts = DCP_OPEN_OPTS_INIT;
-    dcp_checkpoint *ck = NULL;
-    dcp_error err = DCP_ERROR_INIT;
+    dcp_checkpoint *ck = reopen(path);
     float found[ROWS * COLUMNS];
     int64_t shape[] = {ROWS, COLUMNS}, four[] = {4};
-    opts.storage = storage;
-    if (dcp_checkpoint_open(NULL, path, &opts, &ck, &err) != DCP_OK) {
-        fail_msg("%s", err.message);
-    }
     assert_int_equal(dcp_checkpoint_count(ck), 3);
     dcp_tensor dst = dcp_tensor_make(DCP_FLOAT32, 2, shape, found);
     assert_int_equal(dcp_read(ck, dcp_checkpoint_find(ck, dcp_str_of("w")), NULL, &dst, NULL), DCP_OK);

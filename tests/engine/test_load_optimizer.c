@@ -9,26 +9,13 @@
 
 #include "dcp/dcp.h"
 #include "support/failing_alloc.h"
+#include "support/memory_store.h"
 #include "support/ranks.h"
 
 #define ROWS 10
 #define COLUMNS 6
 
-static dcp_storage *storage;
 static float average[ROWS * COLUMNS], square[3] = {7, 8, 9}, step = 12;
-
-static int make_storage(void **state)
-{
-    (void)state;
-    return dcp_storage_memory(NULL, &storage, NULL) == DCP_OK ? 0 : -1;
-}
-
-static int free_storage(void **state)
-{
-    (void)state;
-    dcp_storage_free(storage);
-    return 0;
-}
 
 static dcp_value *new_dict(void)
 {

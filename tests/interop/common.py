@@ -1,6 +1,5 @@
-"""What the interop tests share: running dcptool, loading with PyTorch, digests in the form of `dcptool hash --json`."""
+"""What the interop tests share: running dcptool, loading and saving with PyTorch."""
 
-import hashlib
 import json
 import os
 import pathlib
@@ -10,7 +9,8 @@ import unittest
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from content import targets_for
 
 TOOL = os.environ["DCPTOOL"]
 SAVE_STATE = os.environ["SAVE_STATE"]
@@ -34,50 +34,6 @@ def tool_hash(path):
     return {"tensors": found["tensors"], "objects": found["objects"]}
 
 
-def tensor_bytes(tensor):
-    """Row-major little-endian bytes, whatever the dtype."""
-    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-
-
-def digest(tensor):
-    return {
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-        "sha256": hashlib.sha256(tensor_bytes(tensor)).hexdigest(),
-        "shape": list(tensor.shape),
-    }
-
-
-class Shown:
-    """A tensor inside an object, as dcptool prints it: PyTorch's own text would depend on its print options."""
-
-    def __init__(self, tensor):
-        self.text = f"<tensor {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}>"
-
-    def __repr__(self):
-        return self.text
-
-
-def shown(value):
-    if isinstance(value, torch.Tensor):
-        return Shown(value)
-    return type(value)(map(shown, value)) if type(value) in (list, tuple) else value
-
-
-def digests(flat):
-    """Of a dict of names and leaves."""
-    tensors = {name: digest(value) for name, value in flat.items() if isinstance(value, torch.Tensor)}
-    objects = {name: repr(shown(value)) for name, value in flat.items() if not isinstance(value, torch.Tensor)}
-    return {"tensors": tensors, "objects": objects}
-
-
-def zeros(size, dtype):
-    tensor = torch.empty(size, dtype=dtype)
-    if tensor.numel():
-        tensor.reshape(-1).view(torch.uint8).zero_()
-    return tensor
-
-
 def load(state, path):
     """As one process. The functions have had these names since 2.2."""
     function = getattr(dcp, "load", None) or dcp.load_state_dict
@@ -91,11 +47,7 @@ def save(state, path, **options):
 
 def torch_load(path):
     """Everything in a checkpoint, by name: loaded by PyTorch into tensors of zeros."""
-    metadata = dcp.FileSystemReader(str(path)).read_metadata()
-    state = {
-        name: zeros(item.size, item.properties.dtype) if isinstance(item, TensorStorageMetadata) else None
-        for name, item in metadata.state_dict_metadata.items()
-    }
+    state = targets_for(dcp.FileSystemReader(str(path)).read_metadata())
     if state:  # PyTorch has no plan for nothing
         load(state, path)
     return state

@@ -12,7 +12,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import format_utils
 
-from common import RELEASE, SAVE_STATE, TOOL, digest, digests, main, run, tensor_bytes, torch_load
+from common import RELEASE, SAVE_STATE, TOOL, main, run, torch_load
+from content import digest, digests, tensor_bytes
 from test_library import fill, flat, state
 
 # What safetensors files can hold, by PyTorch's names.

@@ -9,7 +9,8 @@ import unittest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from common import RELEASE, SAVE_STATE, TOOL, digests, has_zstd, main, run, tool_copy, tool_hash, torch_load
+from common import RELEASE, SAVE_STATE, TOOL, has_zstd, main, run, tool_copy, tool_hash, torch_load
+from content import digests
 
 # dtypes in the order of the library's enumeration, whose numbers seed the content.
 DTYPES = (

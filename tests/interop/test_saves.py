@@ -10,7 +10,8 @@ import warnings
 
 import torch
 
-from common import RELEASE, digests, has_zstd, load, main, run, save, tool_copy, tool_hash, torch_load, TOOL
+from common import RELEASE, has_zstd, load, main, run, save, tool_copy, tool_hash, torch_load, TOOL
+from content import digests
 from test_library import flat, state
 
 Pair = collections.namedtuple("Pair", "left right")

@@ -13,7 +13,8 @@ import torch.multiprocessing as mp
 from torch.distributed._shard.sharded_tensor import Shard as LocalShard
 from torch.distributed._shard.sharded_tensor import init_from_local_shards
 
-from common import RELEASE, digests, main, tool_copy, tool_hash, zeros
+from common import RELEASE, main, tool_copy, tool_hash
+from content import digests, zeros
 from test_library import fill
 
 if RELEASE >= (2, 5):

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from .. import _core
+from .._arrays import UNKNOWN
 from ._describe import dtype_name, dtype_of
 
 
@@ -60,7 +61,7 @@ def _tensor_entry(fqn, dtype, shape, parts, storage):
         chunk = ChunkStorageMetadata(torch.Size(part[0]), torch.Size(part[1]))
         chunks.append(chunk)
         storage[MetadataIndex(fqn, chunk.offsets, position)] = _storage_info(part)
-    return TensorStorageMetadata(TensorProperties(dtype=dtype_of(dtype) if dtype != "?" else None), torch.Size(shape), chunks)
+    return TensorStorageMetadata(TensorProperties(dtype=dtype_of(dtype) if dtype != UNKNOWN else None), torch.Size(shape), chunks)
 
 
 def _storage_info(part):

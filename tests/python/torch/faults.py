@@ -23,13 +23,10 @@ class Faulty:
             future.set_result(value)
         return future
 
+    # What writers and readers have alike:
 
-class FaultyWriter(Faulty, StorageWriter):
     def reset(self, checkpoint_id=None):
         return
-
-    def set_up_storage_writer(self, is_coordinator, *args, **kwargs):
-        self.maybe_fail("set_up_storage_writer")
 
     def prepare_local_plan(self, plan):
         self.maybe_fail("prepare_local_plan")
@@ -38,6 +35,15 @@ class FaultyWriter(Faulty, StorageWriter):
     def prepare_global_plan(self, plans):
         self.maybe_fail("prepare_global_plan")
         return plans
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id):
+        return True
+
+
+class FaultyWriter(Faulty, StorageWriter):
+    def set_up_storage_writer(self, is_coordinator, *args, **kwargs):
+        self.maybe_fail("set_up_storage_writer")
 
     def write_data(self, plan, planner):
         self.maybe_fail("write_data")
@@ -46,18 +52,11 @@ class FaultyWriter(Faulty, StorageWriter):
     def finish(self, metadata, results):
         self.maybe_fail("finish")
 
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id):
-        return True
-
 
 class FaultyReader(Faulty, StorageReader):
     def __init__(self, metadata, rank, faults):
         super().__init__(rank, faults)
         self.metadata = metadata
-
-    def reset(self, checkpoint_id=None):
-        return
 
     def read_metadata(self):
         self.maybe_fail("read_metadata")
@@ -66,18 +65,6 @@ class FaultyReader(Faulty, StorageReader):
     def set_up_storage_reader(self, metadata, is_coordinator):
         self.maybe_fail("set_up_storage_reader")
 
-    def prepare_local_plan(self, plan):
-        self.maybe_fail("prepare_local_plan")
-        return plan
-
-    def prepare_global_plan(self, plans):
-        self.maybe_fail("prepare_global_plan")
-        return plans
-
     def read_data(self, plan, planner):
         self.maybe_fail("read_data")
         return self.future("read_future", None)
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id):
-        return True

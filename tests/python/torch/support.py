@@ -14,6 +14,7 @@ import warnings
 import torch
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "interop"))
+from content import tensor_bytes  # noqa: E402
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden"
 RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
@@ -47,11 +48,6 @@ def frozen(value):
     if isinstance(value, (list, tuple)):
         return type(value)(map(frozen, value))
     return (type(value).__name__, repr(value))
-
-
-def tensor_bytes(tensor):
-    tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
 def numbered(*shape, dtype=torch.float32, start=0):

@@ -1,6 +1,5 @@
 """The interop matrix: PyTorch writes and libdcp reads, libdcp writes and PyTorch reads, plain and sharded."""
 
-import hashlib
 import json
 import random
 import unittest
@@ -17,48 +16,9 @@ import libdcp.torch as dcp
 import pool
 from libdcp.torch.filesystem import SerializationFormat
 from libdcp.torch.metadata import TensorStorageMetadata
-from support import GOLDEN, TestCase, golden_cases, numbered, tensor_bytes
+from support import GOLDEN, TestCase, golden_cases, numbered
 
-
-def digest(tensor):
-    return {
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-        "sha256": hashlib.sha256(tensor_bytes(tensor)).hexdigest(),
-        "shape": list(tensor.shape),
-    }
-
-
-class Shown:
-    """A tensor inside an object, as in the golden files' expectations."""
-
-    def __init__(self, tensor):
-        self.text = f"<tensor {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}>"
-
-    def __repr__(self):
-        return self.text
-
-
-def shown(value):
-    if isinstance(value, torch.Tensor):
-        return Shown(value)
-    return type(value)(map(shown, value)) if type(value) in (list, tuple) else value
-
-
-def digests(flat):
-    return (
-        {name: digest(value) for name, value in flat.items() if isinstance(value, torch.Tensor)},
-        {name: repr(shown(value)) for name, value in flat.items() if not isinstance(value, torch.Tensor)},
-    )
-
-
-def targets_for(metadata):
-    """By name: tensors of zeros and None."""
-    return {
-        name: torch.zeros(entry.size, dtype=torch.uint8).to(entry.properties.dtype)
-        if isinstance(entry, TensorStorageMetadata)
-        else None
-        for name, entry in metadata.state_dict_metadata.items()
-    }
+from content import digest, digests, targets_for  # of the interop tests, which `support` has put on the path
 
 
 def known(expected):
@@ -94,7 +54,7 @@ class Golden(TestCase):
         for case, expected in self.cases():
             with self.subTest(case=case.relative_to(GOLDEN)):
                 found = digests(self.load_flat(case / "ckpt", dcp.load, dcp.FileSystemReader))
-                self.assertEqual(found, (expected["tensors"], expected["objects"]))
+                self.assertEqual(found, {"tensors": expected["tensors"], "objects": expected["objects"]})
                 n += 1
         self.assertGreater(n, 30)
 
@@ -107,7 +67,7 @@ class Golden(TestCase):
                         return plan
 
                 found = digests(self.load_flat(case / "ckpt", dcp.load, Reader))
-                self.assertEqual(found, (expected["tensors"], expected["objects"]))
+                self.assertEqual(found, {"tensors": expected["tensors"], "objects": expected["objects"]})
 
     def test_pytorch_wrote_pytorch_reads_through_our_reader(self):
         for case, expected in self.cases():
@@ -116,7 +76,7 @@ class Golden(TestCase):
             with self.subTest(case=case.relative_to(GOLDEN)):
                 with dcp.allow_pickle():
                     found = digests(self.load_flat(case / "ckpt", torch_dcp.load, dcp.FileSystemReader))
-                self.assertEqual(found, (expected["tensors"], expected["objects"]))
+                self.assertEqual(found, {"tensors": expected["tensors"], "objects": expected["objects"]})
 
     def test_libdcp_writes_pytorch_reads(self):
         """The state of every case, saved again by libdcp: by name, and nested as it was."""
@@ -133,10 +93,10 @@ class Golden(TestCase):
                 with self.subTest(case=case.relative_to(GOLDEN), writer=writer.__name__):
                     dcp.save(nested(state, paths), storage_writer=writer(path), no_dist=True)
                     found = digests(self.load_flat(path, torch_dcp.load, torch_dcp.FileSystemReader))
-                    self.assertEqual(found[0], expected["tensors"])
+                    self.assertEqual(found["tensors"], expected["tensors"])
                     # An object that was a leaf by an old rule may be several now.
-                    if set(found[1]) == set(expected["objects"]):
-                        self.assertEqual(found[1], expected["objects"])
+                    if set(found["objects"]) == set(expected["objects"]):
+                        self.assertEqual(found["objects"], expected["objects"])
 
     def test_options_of_the_writer(self):
         case = GOLDEN / "2.13.0" / "dtypes"
@@ -159,7 +119,7 @@ class Golden(TestCase):
                 path = self.root / str(number)
                 dcp.save(state, storage_writer=dcp.FileSystemWriter(path, **options), no_dist=True)
                 found = digests(self.load_flat(path, torch_dcp.load, torch_dcp.FileSystemReader))
-                self.assertEqual(found, (expected["tensors"], expected["objects"]))
+                self.assertEqual(found, {"tensors": expected["tensors"], "objects": expected["objects"]})
 
     def test_safetensors_records(self):
         """Which only libdcp reads."""
