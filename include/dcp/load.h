@@ -43,6 +43,9 @@ typedef dcp_status (*dcp_object_fn)(void *user, const dcp_load_object *object, d
  * a new reference. */
 typedef dcp_value *(*dcp_convert_fn)(void *user, dcp_str fqn, dcp_value *tensor, dcp_dtype saved);
 
+/* A torch.save file that one rank reads for all; see below. */
+typedef struct dcp_torchfile_reader dcp_torchfile_reader;
+
 typedef struct dcp_load_opts {
     size_t struct_size;
     dcp_open_opts open;
@@ -70,6 +73,7 @@ typedef struct dcp_load_opts {
     /* With comm: what several ranks want is read by one of them, which sends it to the others, unless this is set on any rank.
      * For storages that are faster than the connection between the ranks. */
     bool no_read_once;
+    const dcp_torchfile_reader *torchfile; /* dcp_load: load by this reader. NULL: every rank reaches the checkpoint. Borrowed. */
 } dcp_load_opts;
 
 #define DCP_LOAD_OPTS_INIT DCP_INIT_WITH(dcp_load_opts, open, DCP_OPEN_OPTS_INIT)
@@ -102,10 +106,12 @@ typedef struct dcp_load_report {
 
 /* Loads path into state; with opts->comm collective: each rank brings a state of its own, with other chunks of the same tensors
  * or other names altogether. Shapes, dtypes and kinds must agree; all differences are found before anything is changed, and the
- * error names the first eight. Parts of tensors that several ranks want are read by one of them and sent to the others
- * (docs/design/ranks.md). report may be NULL and is filled also after MISMATCH and NOT_FOUND. Errors: NOT_FOUND (missing names,
- * or no checkpoint), MISMATCH, and those of dcp_checkpoint_open and dcp_read_many; with opts->comm all of these as PEER, on every
- * rank, and STATE if the ranks found different checkpoints. */
+ * error names the first eight. With opts->torchfile path may be NULL, and is that of the reader then. Parts of tensors that
+ * several ranks want are read by one of them and sent to the others (docs/design/ranks.md). report may be NULL and is filled also
+ * after MISMATCH and NOT_FOUND. Errors: NOT_FOUND (missing names, or no checkpoint), MISMATCH, and those of dcp_checkpoint_open
+ * and dcp_read_many; with opts->comm all of these as PEER, on every rank, and STATE if the ranks found different checkpoints.
+ * With opts->torchfile also UNSUPPORTED (what is no tensor in the state), FORMAT (another form of checkpoint) and STATE (no path,
+ * or ranks that name different coordinators). */
 DCP_API dcp_status dcp_load(dcp_context *ctx, const char *path, dcp_value *state, const dcp_load_opts *opts,
                             dcp_load_report *report, dcp_error *err);
 
@@ -127,6 +133,32 @@ DCP_API dcp_status dcp_read_load_object(const dcp_load_object *object, dcp_value
 /* Reads what the plan lists and puts objects into the state. */
 DCP_API dcp_status dcp_load_read(dcp_checkpoint *ck, dcp_load_plan *plan, dcp_load_report *report, dcp_error *err);
 DCP_API void dcp_load_plan_free(dcp_load_plan *plan);
+
+/* ---- a torch.save file that one rank reads for all ----
+ *
+ *     dcp_torchfile_reader *reader;
+ *     dcp_torchfile_reader_open(NULL, "pretrained.pt", 0, &reader, &err);    // every rank
+ *     opts.torchfile = reader;
+ *     opts.comm = comm;
+ *     dcp_load(NULL, NULL, state, &opts, NULL, &err);
+ *
+ * Only the coordinator opens the file. The others learn from it what is in there, and what any rank wants goes to all of them in
+ * messages of at most 8 MiB; each puts its part into its tensors, whole or sharded, in host memory or on a device. What is loaded
+ * follows from the state: it may hold nothing but tensors, shapes must be those of the file, and elements are cast to the state's
+ * dtypes as PyTorch's copy_ casts them. Source: PyTorch's BroadcastingTorchSaveReader with DynamicMetaLoadPlanner. */
+
+/* path may be NULL until the load, and is copied. coordinator: a rank of the group that will load, equal on all of them. Errors:
+ * ARG, NOMEM. Local; no file is opened. */
+DCP_API dcp_status dcp_torchfile_reader_open(dcp_context *ctx, const char *path, int coordinator, dcp_torchfile_reader **out,
+                                             dcp_error *err);
+/* Another path, or none: NULL. Errors: NOMEM, after which the old one stands. */
+DCP_API dcp_status dcp_torchfile_reader_reset(dcp_torchfile_reader *reader, const char *path, dcp_error *err);
+/* NULL if it has none. */
+DCP_API const char *dcp_torchfile_reader_path(const dcp_torchfile_reader *reader);
+/* True for an existing regular file. */
+DCP_API bool dcp_torchfile_validate_id(const char *path);
+/* NULL is allowed. */
+DCP_API void dcp_torchfile_reader_close(dcp_torchfile_reader *reader);
 
 /* ---- the state of an optimizer that has none yet ---- */
 

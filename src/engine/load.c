@@ -8,6 +8,7 @@
 #include "comm/collective.h"
 #include "engine/session.h"
 #include "engine/share.h"
+#include "engine/torchfile.h"
 #include "state/containers.h"
 
 /* ---- objects ---- */
@@ -103,13 +104,13 @@ static dcp_status load_objects(dcp_checkpoint *ck, dcp_load_plan *plan, dcp_erro
 
 /* ---- steps ---- */
 
-static uint64_t bytes_of_requests(const dcp_load_plan *plan)
+uint64_t dcp__bytes_of_requests(const dcp_read_request *requests, size_t n)
 {
     uint64_t bytes = 0;
-    for (size_t i = 0; i < plan->n_requests; i++) {
+    for (size_t i = 0; i < n; i++) {
         int64_t elems;
-        if (dcp_tensor_elems(&plan->requests[i].dst, &elems, NULL) == DCP_OK) {
-            bytes += (uint64_t)elems * dcp_dtype_bytes(plan->requests[i].dst.dtype);
+        if (dcp_tensor_elems(&requests[i].dst, &elems, NULL) == DCP_OK) {
+            bytes += (uint64_t)elems * dcp_dtype_bytes(requests[i].dst.dtype);
         }
     }
     return bytes;
@@ -122,7 +123,7 @@ static dcp_status finish_read(dcp_checkpoint *ck, dcp_load_plan *plan, dcp__shar
     if (status == DCP_OK && report) {
         report->n_tensors = plan->n_requests;
         report->n_objects = plan->n_objects;
-        report->bytes += bytes_of_requests(plan);
+        report->bytes += dcp__bytes_of_requests(plan->requests, plan->n_requests);
         report->read_bytes = bytes.read;
         report->received_bytes = bytes.received;
         report->read_seconds = dcp__now() - start;
@@ -138,7 +139,7 @@ dcp_status dcp_load_read(dcp_checkpoint *ck, dcp_load_plan *plan, dcp_load_repor
     double start = dcp__now();
     dcp_read_opts opts = {sizeof opts, plan->progress, plan->user, plan->stream};
     dcp_status status = dcp_read_many_with(ck, plan->requests, plan->n_requests, &opts, err);
-    dcp__share_bytes bytes = {bytes_of_requests(plan), 0};
+    dcp__share_bytes bytes = {dcp__bytes_of_requests(plan->requests, plan->n_requests), 0};
     return status == DCP_OK ? finish_read(ck, plan, bytes, start, report, err) : status;
 }
 
@@ -210,6 +211,9 @@ dcp_status dcp_load_from(dcp_checkpoint *ck, dcp_value *state, const dcp_load_op
     if (!ck) {
         return dcp__fail(err, DCP_ARG, "load: no checkpoint");
     }
+    if (opts && opts->struct_size == sizeof *opts && opts->torchfile) {
+        return dcp__fail(err, DCP_ARG, "load: a torch.save reader opens its file itself");
+    }
     return load_together(ck->ctx, ck, DCP_OK, state, opts, report, err);
 }
 
@@ -245,6 +249,12 @@ static dcp_status load_once(dcp_context *ctx, const char *path, dcp_value *state
 {
     dcp_checkpoint *ck = NULL;
     dcp_checkpoint_info info = DCP_CHECKPOINT_INFO_INIT;
+    if (opts && opts->struct_size == sizeof *opts && opts->torchfile) {
+        return dcp__load_torchfile(dcp__context(ctx), path, state, opts, report, err);
+    }
+    if (!path) {
+        return dcp__fail(err, DCP_ARG, "load: no path");
+    }
     bool is_over = false, has_group = opts && opts->struct_size == sizeof *opts && opts->comm && opts->comm->size > 1;
     dcp_status status = has_group ? open_together(dcp__context(ctx), path, opts, &ck, &is_over, err)
                                   : dcp_checkpoint_open(ctx, path, opts ? &opts->open : NULL, &ck, err);
@@ -265,9 +275,6 @@ dcp_status dcp_load(dcp_context *ctx, const char *path, dcp_value *state, const 
                     dcp_error *err)
 {
     char first[DCP__SAVE_ID_BYTES] = "", second[DCP__SAVE_ID_BYTES] = "";
-    if (!path) {
-        return dcp__fail(err, DCP_ARG, "load: no path");
-    }
     dcp_load_report given = report ? *report : (dcp_load_report)DCP_LOAD_REPORT_INIT;
     dcp_status status = load_once(ctx, path, state, opts, report, first, err);
     if (status != DCP_NOT_FOUND || !first[0]) {

@@ -29,4 +29,11 @@ struct dcp_load_plan {
     void *stream;
 };
 
+/* dcp_plan_load. is_dynamic: as under PyTorch's DynamicMetaLoadPlanner, the state says what its tensors are: other dtypes that
+ * can be cast to those are no difference. What is no tensor is UNSUPPORTED then. */
+dcp_status dcp__plan_load(dcp_checkpoint *ck, dcp_value *state, const dcp_load_opts *opts, bool is_dynamic, dcp_load_plan **out,
+                          dcp_load_report *report, dcp_error *err);
+/* Of all targets. */
+uint64_t dcp__bytes_of_requests(const dcp_read_request *requests, size_t n);
+
 #endif

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "engine/load.h"
+#include "state/numbers.h"
 #include "state/strided.h"
 
 #define NAMED_DIFFERENCES 8
@@ -18,6 +19,8 @@ typedef struct matcher {
     bool *used;    /* [entry index] */
     dcp__buf text; /* the first differences, for the error */
     size_t n_errors;
+    size_t n_no_tensors; /* of the state, where it may have tensors alone */
+    bool is_dynamic;     /* tensors alone, cast to the dtype of the state's */
     bool out_of_memory;
 } matcher;
 
@@ -150,7 +153,7 @@ static bool same_form(matcher *m, const dcp_leaf *leaf, const dcp_value *target,
                dcp__print_shape(item->ndim, item->extents).text, dcp__print_shape(ndim, extents).text);
         is_same = false;
     }
-    if (item->dtype != dtype) {
+    if (item->dtype != dtype && !(m->is_dynamic && dcp__can_cast(item->dtype, dtype))) {
         differ(m, DCP_DIFF_DTYPE, true, leaf->fqn, "%s in the checkpoint, %s in the state", dcp_dtype_name(item->dtype),
                dcp_dtype_name(dtype));
         is_same = false;
@@ -181,10 +184,15 @@ static void match_tensor(matcher *m, const dcp_leaf *leaf, const dcp_item *item)
     }
 }
 
+static bool is_tensor(const dcp_value *v)
+{
+    return dcp_value_kind(v) == DCP_KIND_TENSOR || dcp_value_kind(v) == DCP_KIND_SHARDED;
+}
+
 static void match_item(matcher *m, const dcp_leaf *leaf, const dcp_item *item, dcp_str name)
 {
     dcp_kind kind = dcp_value_kind(leaf->value);
-    bool wants_tensor = kind == DCP_KIND_TENSOR || kind == DCP_KIND_SHARDED;
+    bool wants_tensor = is_tensor(leaf->value);
     if (item->kind == DCP_ITEM_TENSOR && wants_tensor) {
         match_tensor(m, leaf, item);
     } else if (item->kind == DCP_ITEM_OBJECT && (!wants_tensor || (m->opts->object && m->opts->objects_for_tensors))) {
@@ -221,6 +229,11 @@ static bool match_below(matcher *m, const dcp_leaf *leaf, dcp_str name)
 static void match_leaf(matcher *m, const dcp_leaf *leaf)
 {
     if (!is_selected(m->opts, leaf->fqn)) {
+        return;
+    }
+    if (m->is_dynamic && !is_tensor(leaf->value)) {
+        m->n_no_tensors++;
+        differ(m, DCP_DIFF_KIND, true, leaf->fqn, "no tensor in the state, and nothing else can be loaded here");
         return;
     }
     dcp_str name = name_in_checkpoint(m, leaf->fqn);
@@ -294,7 +307,7 @@ static dcp_status match_all(matcher *m, dcp_error *err)
     }
     bool only_missing =
         m->report->n_shape + m->report->n_dtype + m->report->n_kind == 0 && !(m->opts->exact && m->report->n_unexpected);
-    dcp_status code = only_missing ? DCP_NOT_FOUND : DCP_MISMATCH;
+    dcp_status code = m->n_no_tensors ? DCP_UNSUPPORTED : only_missing ? DCP_NOT_FOUND : DCP_MISMATCH;
     return dcp__fail(err, code, "%s: state and checkpoint differ in %zu place%s: %.*s%s", m->ck->path, m->n_errors,
                      m->n_errors == 1 ? "" : "s", (int)m->text.len, m->text.data ? (char *)m->text.data : "",
                      m->n_errors > NAMED_DIFFERENCES ? "; ..." : "");
@@ -319,6 +332,12 @@ static dcp_status check_args(dcp_checkpoint *ck, dcp_value *state, const dcp_loa
 dcp_status dcp_plan_load(dcp_checkpoint *ck, dcp_value *state, const dcp_load_opts *opts, dcp_load_plan **out,
                          dcp_load_report *report, dcp_error *err)
 {
+    return dcp__plan_load(ck, state, opts, false, out, report, err);
+}
+
+dcp_status dcp__plan_load(dcp_checkpoint *ck, dcp_value *state, const dcp_load_opts *opts, bool is_dynamic, dcp_load_plan **out,
+                          dcp_load_report *report, dcp_error *err)
+{
     static const dcp_load_opts defaults = DCP_LOAD_OPTS_INIT;
     dcp_load_report unseen = DCP_LOAD_REPORT_INIT;
     dcp_status status = out ? check_args(ck, state, opts, report, err) : dcp__fail(err, DCP_ARG, "load: no place for the plan");
@@ -336,7 +355,8 @@ dcp_status dcp_plan_load(dcp_checkpoint *ck, dcp_value *state, const dcp_load_op
     plan->stream = opts ? opts->stream : NULL;
     plan->user = opts ? opts->user : NULL;
     dcp__arena_init(&plan->arena, ck->ctx, UINT64_MAX);
-    matcher m = {.ck = ck, .opts = opts ? opts : &defaults, .plan = plan, .report = report ? report : &unseen};
+    matcher m = {
+        .ck = ck, .opts = opts ? opts : &defaults, .plan = plan, .report = report ? report : &unseen, .is_dynamic = is_dynamic};
     dcp__buf_init(&m.text, ck->ctx);
     status = match_all(&m, err);
     dcp__free(ck->ctx, m.used);

@@ -291,6 +291,45 @@ static void devices__content_is_compared(void **unused)
 
 /* ---- loading ---- */
 
+/* R11.14: a torch.save file that one process reads for others reaches devices as well. */
+static void devices__targets_of_a_torchfile(void **unused)
+{
+    (void)unused;
+    static const char *const apart[] = {"line", "scalar", "bool", "spread"};
+    test_random rnd = test_random_seeded("devices torchfile");
+    for (int k = 0; k < 2; k++) {
+        const look_alike *l = &both[k];
+        l->reset();
+        twins saved = twins_make(l, 0, &rnd), target = twins_make(l, 1, &rnd);
+        dcp_storage *st = memory_storage();
+        dcp_torchfile_reader *reader;
+        dcp_error err = DCP_ERROR_INIT;
+        dcp_convert_opts co = DCP_CONVERT_OPTS_INIT;
+        save_to(st, saved.host, (dcp_save_opts)DCP_SAVE_OPTS_INIT);
+        co.to = DCP_TO_TORCH;
+        co.open.storage = co.storage = st;
+        assert_int_equal(dcp_convert(NULL, "", "file.pt", &co, NULL, &err), DCP_OK);
+        assert_int_equal(dcp_torchfile_reader_open(NULL, "file.pt", 0, &reader, NULL), DCP_OK);
+        dcp_load_opts lo = DCP_LOAD_OPTS_INIT;
+        lo.open.storage = st;
+        lo.include = apart;
+        lo.n_include = 4;
+        assert_int_equal(dcp_load(NULL, "", target.host, &lo, NULL, &err), DCP_OK);
+        lo.torchfile = reader;
+        if (dcp_load(NULL, NULL, target.device, &lo, NULL, &err) != DCP_OK) {
+            fail_msg("%s", err.message);
+        }
+        assert_memory_equal(l->peek(target.device_memory), target.host_memory, target.bytes);
+        l->fail_call(l->to_device_call, 1, 700);
+        assert_int_equal(dcp_load(NULL, NULL, target.device, &lo, NULL, &err), DCP_DEVICE);
+        assert_clean(l);
+        dcp_torchfile_reader_close(reader);
+        dcp_storage_free(st);
+        twins_free(&saved);
+        twins_free(&target);
+    }
+}
+
 /* R11.7: loaded to a device, from a save of host memory; nothing between the elements of a target is touched. */
 static void devices__targets_get_what_host_memory_gets(void **unused)
 {
@@ -551,6 +590,7 @@ int main(void)
         cmocka_unit_test(devices__background_saves_store_the_same),
         cmocka_unit_test(devices__content_is_compared),
         cmocka_unit_test(devices__targets_get_what_host_memory_gets),
+        cmocka_unit_test(devices__targets_of_a_torchfile),
         cmocka_unit_test(devices__large_targets_go_through_the_ring),
         cmocka_unit_test(devices__every_failing_call_is_told_with_its_code),
         cmocka_unit_test(devices__a_device_that_is_not_there_is_told),
