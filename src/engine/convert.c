@@ -153,7 +153,7 @@ static dcp_status select_part(dcp__conversion *c, size_t part, dcp__selection *s
 {
     c->ck->check_crc = true;
     dcp_status status = dcp__cv_select(c, part, s, err);
-    c->ck->check_crc = c->opts->to == DCP_TO_DCP && c->opts->ranks <= 1 && !c->ck->values;
+    c->ck->check_crc = c->opts->to == DCP_TO_DCP && c->opts->ranks <= 1;
     return status;
 }
 
@@ -177,9 +177,7 @@ static dcp_status convert_part(dcp__conversion *c, const char *to, size_t part, 
 
 static dcp_status open_source(dcp__conversion *c, const char *from, dcp_error *err)
 {
-    bool by_save = c->opts->to == DCP_TO_DCP; /* which reads as copies do */
-    dcp_status status = by_save ? dcp__open_origin(c->ctx, from, &c->opts->open, &c->ck, err)
-                                : dcp_checkpoint_open(c->ctx, from, &c->opts->open, &c->ck, err);
+    dcp_status status = dcp__open_origin(c->ctx, from, &c->opts->open, &c->ck, err);
     status = status == DCP_OK ? dcp__edits_compile(c->ctx, c->opts->edits, c->opts->n_edits, &c->edits, err) : status;
     return status == DCP_OK ? dcp__cv_check_patterns(c, err) : status;
 }

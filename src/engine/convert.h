@@ -59,8 +59,7 @@ typedef struct dcp__selection {
     size_t n;
     dcp__container *containers;
     size_t n_containers;
-    dcp__cv_crc *crcs;      /* [chunk of the source] */
-    bool *checked_storages; /* torch.save sources, [storage]: its CRC was compared; NULL for others */
+    dcp__cv_crc *crcs; /* [chunk of the source] */
 } dcp__selection;
 
 /* ---- convert_select.c ---- */
@@ -108,8 +107,9 @@ void dcp__cv_buffers_free(dcp_context *ctx, dcp__cv_buffers *b, int n);
 
 /* Reads a segment into b->out, cast, and fills in the CRCs and the digest. Numbers that do not fit are counted, or MISMATCH. */
 dcp_status dcp__cv_read(const dcp__selection *s, dcp__cv_segment *segment, const dcp__cv_buffers *b, dcp_error *err);
-/* Before the first segment: the CRCs of the source that segments will not tell are checked. */
-dcp_status dcp__cv_check_source(const dcp__selection *s, const dcp__cv_segment *first, dcp_error *err);
+/* Before the elements of an item are read: the CRCs of the source are compared, but for those that segments will tell if these
+ * are to be summed. */
+dcp_status dcp__cv_check_source(const dcp__selection *s, const dcp__cv_item *item, bool is_summed, dcp_error *err);
 /* After the last one: those that they do tell. segments are those of one item. */
 dcp_status dcp__cv_check_crcs(const dcp__selection *s, const dcp__cv_segment *segments, size_t n, dcp_error *err);
 /* Counts bytes as done; CANCELED if the caller wants no more. From any thread. */

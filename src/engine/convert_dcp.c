@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/pool.h"
 #include "engine/convert.h"
 #include "engine/rank_threads.h"
 #include "plan/mesh.h"
@@ -259,16 +260,14 @@ static dcp_status save_rank(void *user, dcp_comm *comm, int rank, dcp_error *err
 
 /* ---- before ---- */
 
-/* Ranks read records in pieces, of which no CRC tells anything. */
-static dcp_status check_source(const dcp__selection *s, dcp_error *err)
+/* What is read in pieces, of which no CRC tells anything: by several ranks, or with its scales. */
+static dcp_status check_item(void *arg, size_t i, int worker, dcp_error *err)
 {
-    dcp_status status = DCP_OK;
-    for (size_t i = 0; i < s->n && status == DCP_OK; i++) {
-        if (s->items[i].kind == DCP_ITEM_TENSOR) {
-            status = dcp_item_check_crc(s->c->ck, &s->items[i].entry->item, err);
-        }
-    }
-    return status;
+    (void)worker;
+    const dcp__selection *s = arg;
+    const dcp__cv_item *item = &s->items[i];
+    bool in_pieces = item->kind == DCP_ITEM_TENSOR && (item->quantized || s->c->opts->ranks > 1);
+    return in_pieces ? dcp__cv_check_source(s, item, false, err) : DCP_OK;
 }
 
 /* Equal rows of tied tensors are one record. */
@@ -292,18 +291,16 @@ static uint64_t total_bytes(const dcp__selection *s)
     return sum;
 }
 
-static dcp_status prepare(const rank_saves *r, dcp_error *err)
+static dcp_status prepare(const rank_saves *r, dcp__selection *s, dcp_error *err)
 {
-    const dcp__selection *s = r->s;
     dcp_status status = DCP_OK;
     if (r->c->opts->transform == NULL) {
         status = dcp__cv_check_space(r->c, "", total_bytes(s), err);
     }
     if (r->world > 1) {
         status = status == DCP_OK ? find_ties(s, err) : status;
-        status = status == DCP_OK && !s->c->ck->values ? check_source(s, err) : status; /* torch.save files are checked already */
     }
-    return status;
+    return status == DCP_OK ? dcp__parallel(s->n, dcp__cv_threads(s->c->ctx), check_item, s, err) : status;
 }
 
 static void count(const dcp__selection *s)
@@ -327,7 +324,7 @@ dcp_status dcp__cv_to_dcp(dcp__selection *s, const char *to, dcp_error *err)
 {
     dcp__conversion *c = s->c;
     rank_saves r = {.c = c, .s = s, .ctx = *c->ctx, .to = to, .world = c->opts->ranks > 1 ? c->opts->ranks : 1};
-    dcp_status status = prepare(&r, err);
+    dcp_status status = prepare(&r, s, err);
     if (status != DCP_OK) {
         return status;
     }

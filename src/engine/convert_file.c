@@ -102,7 +102,10 @@ static dcp_status copy_segment(void *arg, size_t i, int worker, dcp_error *err)
     dcp__cv_segment *segment = &m->segments.list[i];
     const dcp__cv_buffers *b = &m->buffers[worker];
     size_t place = place_of(m, i), elem = dcp_dtype_bytes(s->items[segment->item].dtype);
-    dcp_status status = i == m->firsts[place] ? dcp__cv_check_source(s, segment, err) : DCP_OK;
+    dcp_status status = DCP_OK;
+    if (i == m->firsts[place]) {
+        status = dcp__cv_check_source(s, &s->items[segment->item], segment->chunk != DCP__NO_CHUNK, err);
+    }
     status = status == DCP_OK ? dcp__cv_read(s, segment, b, err) : status;
     if (status == DCP_OK && m->file) {
         bool is_changed = dcp__cv_is_changed(&s->items[segment->item]);

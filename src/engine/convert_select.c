@@ -420,8 +420,7 @@ dcp_status dcp__cv_select(dcp__conversion *c, size_t part, dcp__selection *out, 
     dcp_status status = dcp__save_plan_create(c->ctx, &s.names, err);
     s.items = dcp__calloc(c->ctx, n, sizeof *s.items);
     s.crcs = dcp__calloc(c->ctx, c->ck->meta->n_chunks, sizeof *s.crcs);
-    s.checked_storages = c->ck->values ? dcp__calloc(c->ctx, c->ck->archive.object.n_storages, sizeof(bool)) : NULL;
-    if (status == DCP_OK && (!s.items || !s.crcs || (c->ck->values && !s.checked_storages))) {
+    if (status == DCP_OK && (!s.items || !s.crcs)) {
         status = dcp__nomem(err);
     }
     for (size_t i = 0; i < n && status == DCP_OK; i++) {
@@ -445,7 +444,6 @@ void dcp__selection_reset(dcp__selection *s)
         dcp__free(s->c->ctx, s->items);
         dcp__free(s->c->ctx, s->containers);
         dcp__free(s->c->ctx, s->crcs);
-        dcp__free(s->c->ctx, s->checked_storages);
         dcp_save_plan_free(s->names);
     }
     *s = (dcp__selection){0};

@@ -124,16 +124,6 @@ dcp_status dcp__cv_cut(const dcp__selection *s, size_t number, dcp__segments *ou
 
 /* ---- checksums of the source ---- */
 
-/* A storage of a torch.save file may have many views; it is looked at once. */
-static bool was_checked(const dcp__selection *s, const dcp__entry *e)
-{
-    if (!s->checked_storages) {
-        return false;
-    }
-    int64_t storage = dcp__value_lazy(s->c->ck->values[e - s->c->ck->meta->entries])->storage;
-    return __atomic_exchange_n(&s->checked_storages[storage], true, __ATOMIC_RELAXED);
-}
-
 static dcp_status check_chunk(const dcp__selection *s, const dcp__entry *e, size_t chunk, bool is_run, dcp_error *err)
 {
     dcp_checkpoint *ck = s->c->ck;
@@ -146,7 +136,7 @@ static dcp_status check_chunk(const dcp__selection *s, const dcp__entry *e, size
         bool has_crc = p->storage.has_crc && !p->storage.is_deflated, is_whole = p->span_bytes == p->storage.full_bytes;
         bool is_summed = has_crc && is_run && in_order && is_whole;
         s->crcs[e->first_chunk + chunk] = (dcp__cv_crc){p->storage.crc, is_summed};
-        if (has_crc && !is_summed && !was_checked(s, e)) {
+        if (has_crc && !is_summed && !dcp__mark_compared(ck, e)) {
             status = dcp__check_storage_crc(ck->ctx, &l.source, &p->storage, err);
         }
         if (status != DCP_OK) {
@@ -172,10 +162,9 @@ static dcp_status check_entry(const dcp__selection *s, const dcp__entry *e, bool
     return status;
 }
 
-dcp_status dcp__cv_check_source(const dcp__selection *s, const dcp__cv_segment *first, dcp_error *err)
+dcp_status dcp__cv_check_source(const dcp__selection *s, const dcp__cv_item *item, bool is_summed, dcp_error *err)
 {
-    const dcp__cv_item *item = &s->items[first->item];
-    dcp_status status = check_entry(s, item->entry, first->chunk != DCP__NO_CHUNK, err);
+    dcp_status status = check_entry(s, item->entry, is_summed, err);
     if (status == DCP_OK && item->quantized) {
         status = check_entry(s, dcp__entry_of(item->quantized->scales), false, err);
     }

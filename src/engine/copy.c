@@ -55,6 +55,15 @@ static dcp_status read_plain(const dcp__origin *from, uint64_t offset, void *buf
     return in_origin(from, status, err);
 }
 
+bool dcp__mark_compared(dcp_checkpoint *ck, const dcp__entry *e)
+{
+    if (!ck->compared) {
+        return false;
+    }
+    int64_t storage = dcp__value_lazy(ck->values[e - ck->meta->entries])->storage;
+    return __atomic_exchange_n(&ck->compared[storage], true, __ATOMIC_RELAXED);
+}
+
 /* Before the first of several blocks. The CRC of a storage whose order is another one is checked at once. */
 static dcp_status look_at_origin(dcp__origin *from, dcp_error *err)
 {
@@ -72,7 +81,7 @@ static dcp_status look_at_origin(dcp__origin *from, dcp_error *err)
     from->expected = p->storage.crc;
     from->crc_at = l.file_offset != DCP_NO_OFFSET ? l.file_offset + p->storage.offset : DCP_NO_OFFSET;
     from->crc = 0;
-    if (has_crc && !from->is_summed && !p->storage.is_deflated) {
+    if (has_crc && !from->is_summed && !p->storage.is_deflated && !dcp__mark_compared(from->ck, from->entry)) {
         status = dcp__check_storage_crc(from->ck->ctx, &l.source, &p->storage, err);
     }
     if (status != DCP_OK) {
@@ -82,26 +91,40 @@ static dcp_status look_at_origin(dcp__origin *from, dcp_error *err)
     return in_origin(from, status, err);
 }
 
+dcp_status dcp__origin_read(dcp__origin *from, const dcp_write_item *item, uint64_t offset, void *buf, size_t n, dcp_error *err)
+{
+    bool reads_compare = from->ck->check_crc && !from->ck->compared;
+    if (from->chunk->storage == DCP__NO_STORAGE || (n == item->bytes && reads_compare)) {
+        from->is_summed = false;
+        return dcp__read_item_bytes(from->ck, from->entry, item, offset, buf, n, err);
+    }
+    dcp_status status = offset == 0 ? look_at_origin(from, err) : DCP_OK;
+    if (status != DCP_OK) {
+        return status;
+    }
+    return from->is_plain ? read_plain(from, offset, buf, n, err)
+                          : dcp__read_item_bytes(from->ck, from->entry, item, offset, buf, n, err);
+}
+
+dcp_status dcp__origin_compare(const dcp__origin *from, uint32_t crc, dcp_error *err)
+{
+    if (!from->is_summed || crc == from->expected) {
+        return DCP_OK;
+    }
+    dcp_status status =
+        dcp__fail_at(err, DCP_CHECKSUM, from->crc_at, "crc-32 of the payload is %08x, the record says %08x", crc, from->expected);
+    return in_origin(from, status, err);
+}
+
 dcp_status dcp__origin_pull(void *user, const dcp_write_item *item, uint64_t offset, void *buf, size_t n, dcp_error *err)
 {
     dcp__origin *from = user;
-    if (n == item->bytes || from->chunk->storage == DCP__NO_STORAGE) {
-        return dcp__read_item_bytes(from->ck, from->entry, item, offset, buf, n, err); /* checks the CRC itself */
-    }
-    dcp_status status = offset == 0 ? look_at_origin(from, err) : DCP_OK;
-    if (status == DCP_OK) {
-        status = from->is_plain ? read_plain(from, offset, buf, n, err)
-                                : dcp__read_item_bytes(from->ck, from->entry, item, offset, buf, n, err);
-    }
+    dcp_status status = dcp__origin_read(from, item, offset, buf, n, err);
     if (status != DCP_OK || !from->is_summed) {
         return status;
     }
     from->crc = dcp__crc32(from->crc, buf, n);
-    if (offset + n == item->bytes && from->crc != from->expected) {
-        status = dcp__fail_at(err, DCP_CHECKSUM, from->crc_at, "crc-32 of the payload is %08x, the record says %08x", from->crc,
-                              from->expected);
-    }
-    return in_origin(from, status, err);
+    return offset + n == item->bytes ? dcp__origin_compare(from, from->crc, err) : DCP_OK;
 }
 
 /* ---- items ---- */
@@ -324,27 +347,6 @@ dcp_status dcp_plan_copy(dcp_checkpoint *ck, dcp_save_plan **out, dcp_error *err
     return DCP_OK;
 }
 
-/* A storage of a torch.save file may have many views, so each is checked once, before. */
-static dcp_status check_archive(dcp_checkpoint *ck, dcp_error *err)
-{
-    const dcp__archive *a = &ck->archive;
-    dcp_file *f;
-    uint64_t bytes;
-    dcp_status status = dcp__file_acquire(ck, 0, &f, &bytes, err);
-    if (status != DCP_OK) {
-        return dcp__in_item(ck, 0, (dcp_str){NULL, 0}, status, err);
-    }
-    dcp__source src = dcp__source_file(f, 0, bytes);
-    for (size_t i = 0; i < a->object.n_storages && status == DCP_OK; i++) {
-        if (a->spans[i].has_crc && !a->spans[i].is_deflated) {
-            status = dcp__check_storage_crc(ck->ctx, &src, &a->spans[i], err);
-        }
-    }
-    dcp__file_release(ck, 0);
-    ck->check_crc = false;
-    return status == DCP_OK ? status : dcp__in_item(ck, 0, (dcp_str){NULL, 0}, status, err);
-}
-
 dcp_status dcp__open_origin(dcp_context *ctx, const char *path, const dcp_open_opts *given, dcp_checkpoint **out, dcp_error *err)
 {
     dcp_open_opts opts = DCP_OPEN_OPTS_INIT;
@@ -355,16 +357,18 @@ dcp_status dcp__open_origin(dcp_context *ctx, const char *path, const dcp_open_o
     opts = given ? *given : opts;
     opts.check_crc = true; /* else a broken record would come out with a CRC that is right */
     dcp_status status = dcp_checkpoint_open(ctx, path, &opts, &ck, err);
-    if (status == DCP_OK && ck->values) {
-        status = check_archive(ck, err);
-        if (status != DCP_OK) {
+    if (status != DCP_OK) {
+        return status;
+    }
+    if (ck->values) {
+        ck->compared = dcp__calloc(ck->ctx, ck->archive.object.n_storages, sizeof *ck->compared);
+        if (!ck->compared) {
             dcp_checkpoint_close(ck);
+            return dcp__nomem(err);
         }
     }
-    if (status == DCP_OK) {
-        *out = ck;
-    }
-    return status;
+    *out = ck;
+    return DCP_OK;
 }
 
 /* ---- the save ---- */

@@ -6,7 +6,8 @@
 #include "engine/session.h"
 #include "plan/save_plan.h"
 
-/* Opens a checkpoint whose CRCs are checked while it is read. */
+/* Opens a checkpoint whose CRCs are compared while it is copied. Elements of a torch.save file must be read by way of
+ * dcp__origin, or be compared before: then a storage with many views is looked at once. */
 dcp_status dcp__open_origin(dcp_context *ctx, const char *path, const dcp_open_opts *given, dcp_checkpoint **out, dcp_error *err);
 /* The same number for chunks that are the same elements: of one record, or one view of a storage of a torch.save file; 0 if there
  * can be no other. */
@@ -16,6 +17,9 @@ dcp_status dcp__tie_of_entry(dcp_checkpoint *ck, const dcp__entry *e, uint64_t *
 /* Reads n row-major bytes of a write item's box, from byte `offset` on. */
 dcp_status dcp__read_item_bytes(dcp_checkpoint *ck, const dcp__entry *e, const dcp_write_item *item, uint64_t offset, void *buf,
                                 size_t n, dcp_error *err);
+/* Who compares the CRC of a torch.save file's storage asks this before: true if another has done so, or does, whose failure is
+ * that of the whole copy. Of other checkpoints and checkpoints that were opened otherwise: false. */
+bool dcp__mark_compared(dcp_checkpoint *ck, const dcp__entry *e);
 /* What one chunk is read from, front to back. */
 typedef struct dcp__origin {
     dcp_checkpoint *ck;
@@ -31,6 +35,9 @@ typedef struct dcp__origin {
 /* The pull function of a write item that is a chunk: user is a dcp__origin. Blocks are asked for in ascending order, from the
  * first to the last; the CRC is compared with the last one if the checkpoint is open for that. */
 dcp_status dcp__origin_pull(void *user, const dcp_write_item *item, uint64_t offset, void *buf, size_t n, dcp_error *err);
+/* The same without taking the CRC: for who takes that of all blocks anyway, and compares it after the last. */
+dcp_status dcp__origin_read(dcp__origin *from, const dcp_write_item *item, uint64_t offset, void *buf, size_t n, dcp_error *err);
+dcp_status dcp__origin_compare(const dcp__origin *from, uint32_t crc, dcp_error *err);
 /* The object of an item, in a form that a save takes: values that cannot be written anew as the record that they are, whose bytes
  * are the plan's. */
 dcp_status dcp__read_for_copy(dcp_checkpoint *ck, dcp_save_plan *p, const dcp_item *item, dcp_value **out, dcp_error *err);

@@ -60,6 +60,7 @@ struct dcp_checkpoint {
     dcp__blob *blobs;
     dcp__ranges ranges;        /* order NULL: not made yet */
     struct dcp__spool *spools; /* decoded records, kept for the next slice of them */
+    bool *compared; /* torch.save files that are copied: [storage]: see dcp__mark_compared; NULL: every read compares CRCs */
 };
 
 /* ---- open.c and one file for each kind of layout: fill ck->meta ---- */

@@ -462,6 +462,7 @@ void dcp_checkpoint_close(dcp_checkpoint *ck)
     dcp__free(ctx, ck->parts);
     dcp__free(ctx, ck->headers);
     dcp__free(ctx, ck->values);
+    dcp__free(ctx, ck->compared);
     dcp_flat_free(ck->flat);
     if (ck->archive.ctx) {
         dcp__archive_reset(&ck->archive);

@@ -104,7 +104,7 @@ dcp_status dcp__check_storage_crc(dcp_context *ctx, const dcp__source *src, cons
 dcp_status dcp__check_unit_crc(const dcp__read_plan *r, const dcp__unit *u, const dcp__source *src, const dcp__payload *p,
                                dcp_error *err)
 {
-    if (!r->ck->check_crc || !p->storage.has_crc || p->storage.is_deflated || !reads_whole_chunk(r, u)) {
+    if (!r->ck->check_crc || r->ck->compared || !p->storage.has_crc || p->storage.is_deflated || !reads_whole_chunk(r, u)) {
         return DCP_OK;
     }
     return dcp__check_storage_crc(r->ck->ctx, src, &p->storage, err);

@@ -5,6 +5,7 @@
 
 #include "base/hash.h"
 #include "base/pool.h"
+#include "engine/copy.h"
 #include "state/strided.h"
 #include "state/value.h"
 
@@ -77,6 +78,29 @@ dcp_status dcp__item_bytes(const dcp_write_item *item, uint64_t offset, size_t n
     return item->pull(item->pull_user, item, offset, buf, n, err);
 }
 
+/* What an item is read from if it is a chunk of another checkpoint. */
+static dcp__origin *origin_of(const dcp_write_item *item)
+{
+    return !item->tensor.data && item->pull == dcp__origin_pull ? item->pull_user : NULL;
+}
+
+dcp_status dcp__item_bytes_summed(const dcp_write_item *item, uint64_t offset, size_t n, void *buf, const uint8_t **out,
+                                  dcp_error *err)
+{
+    dcp__origin *origin = origin_of(item);
+    if (!origin) {
+        return dcp__item_bytes(item, offset, n, buf, out, err);
+    }
+    *out = buf;
+    return dcp__origin_read(origin, item, offset, buf, n, err);
+}
+
+dcp_status dcp__item_compare(const dcp_write_item *item, uint32_t crc, dcp_error *err)
+{
+    const dcp__origin *origin = origin_of(item);
+    return origin ? dcp__origin_compare(origin, crc, err) : DCP_OK;
+}
+
 /* Storage k of a record. */
 static uint64_t storage_bytes(const dcp__record *r, size_t k)
 {
@@ -87,7 +111,13 @@ static dcp_status storage_part(const dcp__record *r, size_t k, uint64_t offset, 
                                dcp_error *err)
 {
     return r->storages ? tensor_bytes(dcp_value_tensor(r->storages[k].tensor), offset, n, buf, out)
-                       : dcp__item_bytes(r->item, offset, n, buf, out, err);
+                       : dcp__item_bytes_summed(r->item, offset, n, buf, out, err);
+}
+
+/* After the last part. Storages of objects are memory. */
+static dcp_status compare_storage(const dcp__record *r, uint32_t crc, dcp_error *err)
+{
+    return r->storages ? DCP_OK : dcp__item_compare(r->item, crc, err);
 }
 
 /* ---- small records ---- */
@@ -99,7 +129,7 @@ static dcp_status pack_record(const dcp__record *r, uint8_t *out, dcp_error *err
     dcp_status status = DCP_OK;
     if (!r->archive) {
         const uint8_t *bytes;
-        status = storage_part(r, 0, 0, (size_t)r->length, out, &bytes, err);
+        status = dcp__item_bytes(r->item, 0, (size_t)r->length, out, &bytes, err);
         if (status == DCP_OK && bytes != out && r->length) {
             memcpy(out, bytes, (size_t)r->length);
         }
@@ -118,6 +148,7 @@ static dcp_status pack_record(const dcp__record *r, uint8_t *out, dcp_error *err
             memcpy(at, bytes, n);
         }
         crcs[k] = n && status == DCP_OK ? dcp__crc32(0, at, n) : 0;
+        status = n && status == DCP_OK ? compare_storage(r, crcs[k], err) : status;
         at += n;
     }
     return status;
@@ -179,7 +210,7 @@ static dcp_status write_payload(run *r, const dcp__record *rec, size_t k, uint64
         status = status == DCP_OK ? dcp__session_advance(r->session, n, r->layout->payload_bytes, err) : status;
         done += n;
     }
-    return status;
+    return status == DCP_OK && bytes ? compare_storage(rec, *crc, err) : status;
 }
 
 static dcp_status write_piece(run *r, const dcp__record *rec, size_t k, const uint32_t *crcs, uint64_t *at, worker *w,

@@ -16,5 +16,11 @@ dcp_status dcp__write_transformed(dcp_save_session *s, dcp__layout *l, dcp_file 
 
 /* Bytes of an item's row-major elements from `offset` on: a view of memory where they lie so, else through buf (n bytes). */
 dcp_status dcp__item_bytes(const dcp_write_item *item, uint64_t offset, size_t n, void *buf, const uint8_t **out, dcp_error *err);
+/* The same for who takes the CRC-32 of all of them, front to back, and hands it to dcp__item_compare after the last: what comes
+ * from another checkpoint is not summed twice. */
+dcp_status dcp__item_bytes_summed(const dcp_write_item *item, uint64_t offset, size_t n, void *buf, const uint8_t **out,
+                                  dcp_error *err);
+/* CHECKSUM if the item comes from a record that says another one. */
+dcp_status dcp__item_compare(const dcp_write_item *item, uint32_t crc, dcp_error *err);
 
 #endif

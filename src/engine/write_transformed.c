@@ -48,11 +48,14 @@ static dcp_status take_payload(stream *s, uint8_t *out, size_t n, dcp_error *err
         inner = (dcp_write_item){.tensor = *dcp_value_tensor(r->storages[s->k].tensor)};
         item = &inner;
     }
-    dcp_status status = dcp__item_bytes(item, s->done, n, out, &bytes, err);
+    dcp_status status = dcp__item_bytes_summed(item, s->done, n, out, &bytes, err);
     if (status == DCP_OK && bytes != out) {
         memcpy(out, bytes, n);
     }
     s->crcs[s->k] = status == DCP_OK ? dcp__crc32(s->crcs[s->k], out, n) : 0;
+    if (status == DCP_OK && s->done + n == payload_bytes(r, s->k)) {
+        status = dcp__item_compare(item, s->crcs[s->k], err);
+    }
     return status == DCP_OK ? dcp__session_advance(s->session, n, s->total, err) : status;
 }
 

@@ -468,6 +468,113 @@ static void convert__the_sources_checksums_are_compared(void **state)
     }
 }
 
+/* ---- torch.save files: one look at each byte ---- */
+
+#define LARGE_ROWS 700 /* so that w takes three blocks of the writer */
+#define LARGE_COLUMNS 1024
+
+/* w, three blocks long, and a small one, b. */
+static void save_torch_file(const char *name)
+{
+    dcp_convert_opts opts = options(DCP_TO_TORCH);
+    dcp_save_opts save_opts = DCP_SAVE_OPTS_INIT;
+    static float w[LARGE_ROWS * LARGE_COLUMNS], b[300];
+    int64_t shape[] = {LARGE_ROWS, LARGE_COLUMNS}, three_hundred[] = {300};
+    dcp_tensor tw = dcp_tensor_make(DCP_FLOAT32, 2, shape, w), tb = dcp_tensor_make(DCP_FLOAT32, 1, three_hundred, b);
+    dcp_value *root;
+    for (int i = 0; i < LARGE_ROWS * LARGE_COLUMNS; i++) {
+        w[i] = (float)i;
+    }
+    for (int i = 0; i < 300; i++) {
+        b[i] = (float)-i;
+    }
+    dcp_dict_create(NULL, &root, NULL);
+    dcp_dict_set_tensor(root, "w", &tw, NULL);
+    dcp_dict_set_tensor(root, "b", &tb, NULL);
+    save_opts.storage = storage;
+    save_opts.overwrite = opts.overwrite = true;
+    assert_int_equal(dcp_save(NULL, "large", root, &save_opts, NULL, NULL), DCP_OK);
+    dcp_value_free(root);
+    convert_ok("large", name, &opts);
+}
+
+/* Changes one bit of the file, where these bytes are. */
+static void damage(const char *name, const void *bytes, size_t n, size_t at)
+{
+    dcp_stat st;
+    dcp_file *f;
+    size_t got;
+    assert_int_equal(whole->stat(storage, name, &st, NULL), DCP_OK);
+    uint8_t *all = malloc(st.bytes);
+    assert_int_equal(whole->open(storage, name, DCP_OPEN_READ | DCP_OPEN_WRITE, &f, NULL), DCP_OK);
+    whole->read_at(f, all, st.bytes, 0, &got, NULL);
+    uint8_t *found = memmem(all, st.bytes, bytes, n);
+    assert_non_null(found);
+    found[at] ^= 1;
+    whole->write_at(f, all, st.bytes, 0, NULL);
+    whole->close(f, NULL);
+    free(all);
+}
+
+static void convert__a_broken_byte_of_a_torch_file_is_found_while_it_is_copied(void **state)
+{
+    (void)state;
+    static const float in_w[] = {699 * 1024 + 1, 699 * 1024 + 2, 699 * 1024 + 3}, in_b[] = {-7, -8, -9};
+    static const char *const only_b[] = {"b"};
+    for (int small = 0; small < 2; small++) {
+        const char *name = small ? "small.pt" : "large.pt", *item = small ? "\"b\"" : "\"w\"";
+        dcp_convert_opts opts = options(DCP_TO_DCP);
+        dcp_save_opts copy = DCP_SAVE_OPTS_INIT;
+        save_torch_file(name);
+        damage(name, small ? in_b : in_w, sizeof in_b, 5);
+        convert_fails(DCP_CHECKSUM, name, "out", &opts, item);
+        assert_false(is_there("out/.metadata"));
+        opts.transform = "stream.zstd/1";
+        convert_fails(DCP_CHECKSUM, name, "out", &opts, item);
+        opts.transform = NULL;
+        opts.ranks = 3;
+        convert_fails(DCP_CHECKSUM, name, "out", &opts, item);
+        opts.ranks = 0;
+        opts.casts = &(dcp_convert_cast){"*", DCP_FLOAT64};
+        opts.n_casts = 1;
+        convert_fails(DCP_CHECKSUM, name, "out", &opts, item);
+        opts = options(DCP_TO_HF);
+        convert_fails(DCP_CHECKSUM, name, "out", &opts, item);
+        copy.storage = storage;
+        assert_int_equal(dcp_copy(NULL, name, &opts.open, "out", &copy, NULL, NULL), DCP_CHECKSUM);
+        assert_false(is_there("out/.metadata"));
+        opts = options(DCP_TO_DCP); /* what is not taken is not looked at */
+        opts.include = only_b;
+        opts.n_include = 1;
+        if (!small) {
+            convert_ok(name, "part", &opts);
+        }
+    }
+}
+
+/* The file's own parts are looked at as well, which is little beside the tensors. */
+static void convert__a_torch_file_is_read_once(void **state)
+{
+    (void)state;
+    dcp_storage_counts counts = {0};
+    dcp_storage *counted;
+    dcp_stat st;
+    save_torch_file("counted.pt");
+    assert_int_equal(whole->stat(storage, "counted.pt", &st, NULL), DCP_OK);
+    assert_int_equal(dcp_storage_count(NULL, storage, &counts, &counted, NULL), DCP_OK);
+    for (dcp_convert_form to = DCP_TO_DCP; to <= DCP_TO_HF; to++) {
+        char name[16];
+        snprintf(name, sizeof name, "counted%d", to);
+        dcp_convert_opts opts = options(to);
+        opts.open.storage = counted;
+        opts.no_check = true;
+        counts = (dcp_storage_counts){0};
+        convert_ok("counted.pt", name, &opts);
+        assert_in_range(counts.bytes_read, st.bytes * 99 / 100, st.bytes * 102 / 100);
+    }
+    dcp_storage_free(counted);
+}
+
 static dcp_status little_space(dcp_storage *st, const char *name, uint64_t *free_bytes, dcp_error *err)
 {
     (void)st;
@@ -601,6 +708,8 @@ int main(void)
         cmocka_unit_test(convert__what_is_read_back_wrong_is_not_published),
         cmocka_unit_test(convert__a_dcp_directory_is_read_back_too),
         cmocka_unit_test(convert__the_sources_checksums_are_compared),
+        cmocka_unit_test(convert__a_broken_byte_of_a_torch_file_is_found_while_it_is_copied),
+        cmocka_unit_test(convert__a_torch_file_is_read_once),
         cmocka_unit_test(convert__space_is_looked_at_before_anything_is_written),
         cmocka_unit_test(convert__every_failed_operation_leaves_the_old_output),
         cmocka_unit_test(convert__every_failed_allocation_is_survived),
