@@ -46,6 +46,10 @@ typedef dcp_value *(*dcp_convert_fn)(void *user, dcp_str fqn, dcp_value *tensor,
 /* A torch.save file that one rank reads for all; see below. */
 typedef struct dcp_torchfile_reader dcp_torchfile_reader;
 
+/* Told of a tensor (or sharded tensor) of the state that the load is going to fill, before anything is read; not of those that it
+ * leaves alone. A failure fails the load. */
+typedef dcp_status (*dcp_target_fn)(void *user, dcp_str fqn, dcp_value *tensor, dcp_error *err);
+
 typedef struct dcp_load_opts {
     size_t struct_size;
     dcp_open_opts open;
@@ -74,6 +78,7 @@ typedef struct dcp_load_opts {
      * For storages that are faster than the connection between the ranks. */
     bool no_read_once;
     const dcp_torchfile_reader *torchfile; /* dcp_load: load by this reader. NULL: every rank reaches the checkpoint. Borrowed. */
+    dcp_target_fn target; /* NULL: not wanted */
 } dcp_load_opts;
 
 #define DCP_LOAD_OPTS_INIT DCP_INIT_WITH(dcp_load_opts, open, DCP_OPEN_OPTS_INIT)

@@ -83,11 +83,11 @@ def load(path: str | os.PathLike[str], into: dict[Any, Any] | None = None, *, pa
         with Checkpoint(path, rank=rank, check_crc=check_crc) as checkpoint:
             return checkpoint.tree()
     describe = Describer(True)
-    _, objects = _core.load(path, into, describe=describe, tensor_types=tensor_types(), partial=partial, exact=exact, include=include,
+    _, objects, filled = _core.load(path, into, describe=describe, tensor_types=tensor_types(), partial=partial, exact=exact, include=include,
                             exclude=exclude, prefix=prefix, rename=rename, group=group, per_rank=per_rank, check_crc=check_crc,
                             difference=difference, threads=threads, memory_bytes=memory_bytes, rank=-1 if rank is None else rank,
-                            progress=progress, make_tensor=make_array, make_opaque=Opaque)
-    describe.finish()
+                            progress=progress, make_tensor=make_array, make_opaque=Opaque, filling=describe.check_fillable)
+    describe.finish(filled)
     for keys, _, value in objects:
         _put(into, keys, value)
     return into

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -151,18 +151,18 @@ class Describer:
 
     def __init__(self, is_target: bool) -> None:
         self.is_target = is_target
-        self.copies: list[tuple[Any, Any]] = []  # of targets that cannot be filled as they lie: (target, contiguous copy)
+        self.copies: dict[int, tuple[Any, Any]] = {}  # of targets that cannot be filled as they lie: id -> (target, contiguous copy)
 
     def __call__(self, obj: Any) -> tuple[Any, ...] | None:
         numpy = sys.modules.get("numpy")
         if numpy and isinstance(obj, numpy.ma.MaskedArray):
             raise TypeError("masked arrays cannot be stored in a checkpoint: save data and mask, each by itself")
         if numpy and isinstance(obj, numpy.ndarray):
-            return self._array(obj, name_of(obj.dtype))
+            return self._array(obj, obj, name_of(obj.dtype))
         if numpy and isinstance(obj, numpy.generic):
             return self._scalar(obj)
         if isinstance(obj, View):
-            return self._array(obj.array, obj.dtype)
+            return self._array(obj, obj.array, obj.dtype)
         if isinstance(obj, Mapping):
             return ("m", obj)
         if isinstance(obj, list):
@@ -173,36 +173,44 @@ class Describer:
             return ("b", obj)
         return None
 
-    def _array(self, array: np.ndarray, dtype: str | None) -> tuple[Any, ...] | None:
+    def check_fillable(self, fqn: str, obj: Any) -> None:
+        """Called for a target that will be filled: what is left alone may be as it likes."""
+        array = obj.array if isinstance(obj, View) else obj
+        flags = getattr(array, "flags", None)
+        if flags is not None and not flags.writeable:
+            raise ValueError(f"{fqn}: the array to be filled is read-only")
+        if id(obj) in self.copies and array.size and any(
+                stride == 0 and extent > 1 for stride, extent in zip(array.strides, array.shape)):
+            raise RuntimeError(f"{fqn}: elements of the array to be filled lie at one place in memory; copy() it before")
+
+    def _array(self, obj: Any, array: np.ndarray, dtype: str | None) -> tuple[Any, ...] | None:
         if dtype is None:
             raise TypeError(f"arrays of dtype {array.dtype} cannot be stored in a checkpoint")
-        if self.is_target and not array.flags.writeable:
-            raise ValueError("an array to be filled is read-only")
         description = descriptor_of(array, dtype) if array.dtype.isnative else None
         if description is None:
-            description = self._by_copy(array, dtype)
+            description = self._by_copy(obj, array, dtype)
         return description
 
-    def _by_copy(self, array: np.ndarray, dtype: str) -> tuple[Any, ...] | None:
+    def _by_copy(self, obj: Any, array: np.ndarray, dtype: str) -> tuple[Any, ...] | None:
         import numpy as np
-        if self.is_target and array.size and any(stride == 0 and extent > 1 for stride, extent in zip(array.strides, array.shape)):
-            raise RuntimeError("elements of the array to be filled lie at one place in memory; copy() it before")
         native = array.dtype.newbyteorder("=")
         copy = np.empty(array.shape, native) if self.is_target else np.ascontiguousarray(array, native).reshape(array.shape)
         if self.is_target:
-            self.copies.append((array, copy))
+            self.copies[id(obj)] = (array, copy)
         return descriptor_of(copy, dtype)
 
     def _scalar(self, scalar: Any) -> tuple[Any, ...] | None:
         import numpy as np
         if self.is_target:
             raise ValueError("a NumPy scalar cannot be filled: use an array of no dimensions, or None")
-        return self._array(np.asarray(scalar), name_of(scalar.dtype))
+        return self._array(scalar, np.asarray(scalar), name_of(scalar.dtype))
 
-    def finish(self) -> None:
+    def finish(self, filled: Iterable[Any]) -> None:
         """After a load: brings what was read into the targets that could not be filled as they lie."""
-        for target, copy in self.copies:
-            target[...] = copy
+        for obj in filled:
+            if id(obj) in self.copies:
+                target, copy = self.copies[id(obj)]
+                target[...] = copy
 
 
 def count(shape: tuple[int, ...]) -> int:

@@ -13,7 +13,8 @@
 
 /* Attribute names and other objects that are needed often; made once, kept to the end of the process. */
 typedef struct core_names {
-    PyObject *data_ptr, *detach, *dtype, *is_conj, *is_contiguous, *is_cpu, *is_neg, *layout, *shape, *stride;
+    PyObject *data_ptr, *dtype, *is_conj, *is_contiguous, *is_cpu, *is_neg, *layout, *nbytes, *shape, *storage_offset, *stride,
+        *untyped_storage;
     PyObject *items, *release, *from_bytes;
     PyTypeObject *ordered_dict;
 } core_names;
@@ -97,8 +98,12 @@ dcp_dtype dtype_from(PyObject *name);
 int tensor_from_torch(core_keep *keep, PyObject *object, dcp_tensor *out, int64_t numbers[2 * DCP_MAX_NDIM]);
 int tensor_from_buffer(core_keep *keep, PyObject *object, bool is_target, dcp_tensor *out, int64_t numbers[2 * DCP_MAX_NDIM]);
 int tensor_from_dlpack(core_keep *keep, PyObject *capsule, bool is_target, dcp_tensor *out, int64_t numbers[2 * DCP_MAX_NDIM]);
-/* -1 with a RuntimeError, as PyTorch's copy_ has it, for a target of which all elements along a dimension are one. */
-int refuse_overlap(const dcp_tensor *target);
+/* -1 with a ValueError for a tensor that reaches beyond the `bytes` that there are from its first element on. A storage that was
+ * shrunk (`untyped_storage().resize_()`, as FSDP does it) leaves its tensors as they were. */
+int refuse_beyond(const dcp_tensor *t, long long bytes);
+/* Whether all elements of a target along a dimension are one, so that it cannot be filled. */
+bool is_overlapping(const dcp_tensor *target);
+#define ONE_PLACE "elements of the tensor to be filled lie at one place in memory; clone() it before"
 /* A value of a ("t", ...), ("s", ...), ("b", ...) or ("d", ...) descriptor. */
 dcp_value *value_from_descriptor(core_keep *keep, PyObject *descriptor, bool is_target);
 /* The tensor of a descriptor that is no sharded one; extents and strides go to numbers. */
@@ -123,7 +128,8 @@ int str_from_python(PyObject *text, dcp_str *out, PyObject **holder);
 
 typedef struct core_leaf {
     const dcp_value *value;
-    PyObject *object; /* borrowed from keep */
+    PyObject *object;  /* borrowed from keep */
+    bool is_described; /* by the caller; others are filled where they lie */
 } core_leaf;
 
 typedef struct core_tree {
@@ -133,6 +139,7 @@ typedef struct core_tree {
     core_keep keep;
     core_leaf *leaves; /* tensors */
     size_t n_leaves, cap_leaves;
+    size_t next_leaf; /* behind the one that was looked up last */
     dcp_value *root;
     struct tree_memo *memo;
     size_t n_memo, memo_slots;
@@ -147,8 +154,8 @@ int tree_make(core_tree *t, PyObject *root, bool in_group, core_call *c, dcp_err
 /* Makes t->root of a dict. Reset in every case. */
 int tree_from_python(core_tree *t, PyObject *root);
 void tree_reset(core_tree *t);
-/* The Python object of a tensor of the tree; borrowed, NULL if there is none. */
-PyObject *tree_object_of(const core_tree *t, const dcp_value *v);
+/* The leaf of a tensor of the tree; NULL if there is none. Fast for leaves that are asked for in their order. */
+const core_leaf *tree_leaf_of(core_tree *t, const dcp_value *v);
 
 /* ---- py_tree_out.c ---- */
 

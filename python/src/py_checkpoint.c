@@ -304,6 +304,10 @@ static int request_from(const dcp_checkpoint *ck, core_keep *keep, PyObject *fqn
     if (!out->item || tensor_from_descriptor(keep, descriptor, true, &out->dst, n->tensor) < 0) {
         return -1;
     }
+    if (is_overlapping(&out->dst)) {
+        PyErr_Format(PyExc_RuntimeError, "%U: " ONE_PLACE, fqn);
+        return -1;
+    }
     if (offsets == Py_None) {
         return 0;
     }

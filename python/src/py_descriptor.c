@@ -1,6 +1,7 @@
 /* Descriptors of tensors, and what they borrow. */
 #include "core.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -184,20 +185,38 @@ dcp_dtype dtype_from(PyObject *name)
     return dtype;
 }
 
-/* ---- targets ---- */
+/* ---- memory ---- */
 
-int refuse_overlap(const dcp_tensor *target)
+/* Behind the last element that a tensor touches, in elements from its first one. */
+static long long reach_of(const dcp_tensor *t)
+{
+    long long dense = 1, last = 0;
+    for (int d = 0; d < t->ndim; d++) {
+        dense *= t->extents[d];
+        last += t->strides ? (t->extents[d] - 1) * t->strides[d] : 0;
+    }
+    return dense == 0 || !t->strides ? dense : last + 1;
+}
+
+int refuse_beyond(const dcp_tensor *t, long long bytes)
+{
+    long long needed = reach_of(t) * (long long)dcp_dtype_bytes(t->dtype);
+    if (needed <= 0 || needed <= bytes) {
+        return 0;
+    }
+    PyErr_Format(PyExc_ValueError, "the tensor reaches over %lld bytes of memory, its storage has %lld there", needed,
+                 bytes > 0 ? bytes : 0LL);
+    return -1;
+}
+
+bool is_overlapping(const dcp_tensor *target)
 {
     bool has_elements = true, repeats = false;
     for (int d = 0; target->strides && d < target->ndim; d++) {
         has_elements &= target->extents[d] != 0;
         repeats |= target->strides[d] == 0 && target->extents[d] > 1;
     }
-    if (!has_elements || !repeats) {
-        return 0;
-    }
-    PyErr_SetString(PyExc_RuntimeError, "elements of the tensor to be filled lie at one place in memory; clone() it before");
-    return -1;
+    return has_elements && repeats;
 }
 
 /* ---- descriptors ---- */
@@ -266,8 +285,9 @@ static PyObject *optional_item(PyObject *tuple, Py_ssize_t i)
     return PyTuple_Size(tuple) > i ? PyTuple_GetItem(tuple, i) : NULL;
 }
 
-/* Shape, strides (or None) and address. */
-static int parts_from(PyObject *shape, PyObject *strides, PyObject *address, dcp_tensor *out, int64_t numbers[2 * DCP_MAX_NDIM])
+/* Shape, strides (or None) and address, and how many bytes there are from there on (NULL or None: enough). */
+static int parts_from(PyObject *shape, PyObject *strides, PyObject *address, PyObject *bytes, dcp_tensor *out,
+                      int64_t numbers[2 * DCP_MAX_NDIM])
 {
     out->ndim = integers_from(shape, -1, numbers, "shape");
     if (out->ndim < 0) {
@@ -281,7 +301,11 @@ static int parts_from(PyObject *shape, PyObject *strides, PyObject *address, dcp
         out->strides = numbers + DCP_MAX_NDIM;
     }
     out->data = PyLong_AsVoidPtr(address);
-    return !out->data && PyErr_Occurred() ? -1 : 0;
+    if (!out->data && PyErr_Occurred()) {
+        return -1;
+    }
+    long long there = bytes && bytes != Py_None ? PyLong_AsLongLong(bytes) : LLONG_MAX;
+    return PyErr_Occurred() ? -1 : refuse_beyond(out, there);
 }
 
 static int plain_from(core_keep *k, PyObject *d, dcp_tensor *out, int64_t numbers[2 * DCP_MAX_NDIM])
@@ -292,7 +316,7 @@ static int plain_from(core_keep *k, PyObject *d, dcp_tensor *out, int64_t number
     if (out->dtype == DCP_DTYPE_NONE || keep_object(k, d) < 0 || device_from(optional_item(d, 6), &out->device) < 0) {
         return -1;
     }
-    return parts_from(shape, strides, address, out, numbers);
+    return parts_from(shape, strides, address, optional_item(d, 7), out, numbers);
 }
 
 int tensor_from_descriptor(core_keep *k, PyObject *d, bool is_target, dcp_tensor *out, int64_t numbers[2 * DCP_MAX_NDIM])
@@ -300,7 +324,7 @@ int tensor_from_descriptor(core_keep *k, PyObject *d, bool is_target, dcp_tensor
     int found;
     PyObject *object;
     switch (descriptor_kind(d)) {
-    case 't': return plain_from(k, d, out, numbers) < 0 || (is_target && refuse_overlap(out) < 0) ? -1 : 0;
+    case 't': return plain_from(k, d, out, numbers);
     case 'b':
     case 'd':
         object = descriptor_item(d, 1);
@@ -313,7 +337,7 @@ int tensor_from_descriptor(core_keep *k, PyObject *d, bool is_target, dcp_tensor
             PyErr_Format(PyExc_ValueError, "%R: its memory, dtype or strides cannot be used%s", (PyObject *)Py_TYPE(object),
                          is_target ? ", or not be written" : "");
         }
-        return found > 0 && !(is_target && refuse_overlap(out) < 0) ? 0 : -1;
+        return found > 0 ? 0 : -1;
     case 0: return -1;
     default: PyErr_Format(PyExc_ValueError, "no tensor descriptor: %R", d); return -1;
     }
@@ -335,7 +359,8 @@ static int chunk_from(PyObject *entry, dcp_dtype dtype, int ndim, int64_t *numbe
         return PyErr_Occurred() ? -1 : (PyErr_SetString(PyExc_TypeError, "a chunk must be a tuple"), -1);
     }
     *chunk = (dcp_tensor){.dtype = dtype};
-    if (device_from(optional_item(entry, 4), &chunk->device) < 0 || parts_from(shape, strides, address, chunk, numbers) < 0 ||
+    if (device_from(optional_item(entry, 4), &chunk->device) < 0 ||
+        parts_from(shape, strides, address, optional_item(entry, 5), chunk, numbers) < 0 ||
         integers_from(offsets, ndim, numbers + 2 * DCP_MAX_NDIM, "offsets of a chunk") < 0) {
         return -1;
     }
@@ -348,7 +373,7 @@ static int chunk_from(PyObject *entry, dcp_dtype dtype, int ndim, int64_t *numbe
 }
 
 /* ("s", dtype, global shape, [chunk, ...], keepalive) */
-static dcp_value *sharded_from(core_keep *k, PyObject *d, bool is_target)
+static dcp_value *sharded_from(core_keep *k, PyObject *d)
 {
     int64_t extents[DCP_MAX_NDIM];
     PyObject *name = descriptor_item(d, 1), *shape = descriptor_item(d, 2), *list = descriptor_item(d, 3);
@@ -368,10 +393,8 @@ static dcp_value *sharded_from(core_keep *k, PyObject *d, bool is_target)
     if (!tensors || !boxes || !numbers) {
         PyErr_NoMemory();
     } else {
-        while (done < n &&
-               chunk_from(PyTuple_GetItem(chunks, (Py_ssize_t)done), dtype, ndim, numbers + 3 * DCP_MAX_NDIM * done,
-                          &tensors[done], &boxes[done]) == 0 &&
-               !(is_target && refuse_overlap(&tensors[done]) < 0)) {
+        while (done < n && chunk_from(PyTuple_GetItem(chunks, (Py_ssize_t)done), dtype, ndim, numbers + 3 * DCP_MAX_NDIM * done,
+                                      &tensors[done], &boxes[done]) == 0) {
             done++;
         }
         if (done == n && dcp_sharded_create(NULL, dtype, ndim, extents, n, tensors, boxes, &v, &err) != DCP_OK) {
@@ -393,7 +416,7 @@ dcp_value *value_from_descriptor(core_keep *k, PyObject *d, bool is_target)
     dcp_error err = DCP_ERROR_INIT;
     char kind = descriptor_kind(d);
     if (kind == 's') {
-        return sharded_from(k, d, is_target);
+        return sharded_from(k, d);
     }
     if (kind == 0 || tensor_from_descriptor(k, d, is_target, &t, numbers) < 0) {
         return NULL;

@@ -9,7 +9,7 @@
 typedef struct load_args {
     PyObject *source, *path, *tree; /* path: bytes, owned; NULL: source is an open Checkpoint */
     PyObject *describe, *load_object, *convert, *group, *include, *exclude, *rename, *per_rank, *difference, *progress,
-        *tensor_types, *make_tensor, *make_opaque, *stream;
+        *tensor_types, *make_tensor, *make_opaque, *stream, *filling;
     const char *prefix;
     int threads;
     unsigned long long memory_bytes;
@@ -18,41 +18,21 @@ typedef struct load_args {
     const char **included, **excluded, **own;
 } load_args;
 
-static char *keywords[] = {"source",
-                           "tree",
-                           "describe",
-                           "load_object",
-                           "convert",
-                           "group",
-                           "partial",
-                           "exact",
-                           "include",
-                           "exclude",
-                           "prefix",
-                           "rename",
-                           "per_rank",
-                           "check_crc",
-                           "difference",
-                           "threads",
-                           "memory_bytes",
-                           "progress",
-                           "tensor_types",
-                           "rank",
-                           "make_tensor",
-                           "make_opaque",
-                           "stream",
-                           "objects_for_tensors",
-                           NULL};
+static char *keywords[] = {"source",       "tree",      "describe",    "load_object", "convert",      "group",
+                           "partial",      "exact",     "include",     "exclude",     "prefix",       "rename",
+                           "per_rank",     "check_crc", "difference",  "threads",     "memory_bytes", "progress",
+                           "tensor_types", "rank",      "make_tensor", "make_opaque", "stream",       "objects_for_tensors",
+                           "filling",      NULL};
 
 static int parse(load_args *a, PyObject *args, PyObject *kwargs)
 {
     *a = (load_args){.prefix = "", .opts = DCP_LOAD_OPTS_INIT};
     int rank = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOOOppOOsOOpOiKOOiOOOp:load", keywords, &a->source, &a->tree,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOOOppOOsOOpOiKOOiOOOpO:load", keywords, &a->source, &a->tree,
                                      &a->describe, &a->load_object, &a->convert, &a->group, &a->partial, &a->exact, &a->include,
                                      &a->exclude, &a->prefix, &a->rename, &a->per_rank, &a->check_crc, &a->difference,
                                      &a->threads, &a->memory_bytes, &a->progress, &a->tensor_types, &rank, &a->make_tensor,
-                                     &a->make_opaque, &a->stream, &a->objects_for_tensors)) {
+                                     &a->make_opaque, &a->stream, &a->objects_for_tensors, &a->filling)) {
         return -1;
     }
     a->opts.open.rank = rank;
@@ -71,6 +51,7 @@ static int set_opts(load_args *a)
     a->convert = function_of(a->convert);
     a->rename = function_of(a->rename);
     a->difference = function_of(a->difference);
+    a->filling = function_of(a->filling);
     a->make_tensor = function_of(a->make_tensor);
     a->make_opaque = function_of(a->make_opaque);
     o->open.check_crc = a->check_crc;
@@ -111,6 +92,7 @@ typedef struct load_call {
     size_t n_found, cap_found;
     PyObject *owner;   /* capsule of the context that values were made with */
     PyObject *objects; /* {fqn: (path, fqn, value)}; a load that was tried again finds them twice */
+    PyObject *filled;  /* list of the tensors that are filled */
 } load_call;
 
 static char *rename_hook(void *user, dcp_str fqn)
@@ -159,8 +141,9 @@ static dcp_value *convert_hook(void *user, dcp_str fqn, dcp_value *tensor, dcp_d
     load_call *l = user;
     dcp_value *v = NULL;
     PyGILState_STATE gil = PyGILState_Ensure();
-    PyObject *object = tree_object_of(l->tree, tensor), *name = object && !l->call.exception ? str_to_python(fqn) : NULL;
-    PyObject *d = name ? PyObject_CallFunction(l->args->convert, "OOs", name, object, dcp_dtype_name(saved)) : NULL;
+    const core_leaf *leaf = tree_leaf_of(l->tree, tensor);
+    PyObject *name = leaf && !l->call.exception ? str_to_python(fqn) : NULL;
+    PyObject *d = name ? PyObject_CallFunction(l->args->convert, "OOs", name, leaf->object, dcp_dtype_name(saved)) : NULL;
     if (d && d != Py_None) {
         v = value_from_descriptor(&l->tree->keep, d, true);
     }
@@ -171,6 +154,47 @@ static dcp_value *convert_hook(void *user, dcp_str fqn, dcp_value *tensor, dcp_d
     Py_XDECREF(name);
     PyGILState_Release(gil);
     return v;
+}
+
+static bool has_overlap(dcp_value *tensor)
+{
+    const dcp_tensor *whole = dcp_value_tensor(tensor);
+    bool repeats = whole && is_overlapping(whole);
+    for (size_t i = 0; !whole && !repeats && i < dcp_value_count(tensor); i++) {
+        dcp_tensor chunk;
+        dcp_box box;
+        dcp_sharded_chunk(tensor, i, &chunk, &box);
+        repeats = is_overlapping(&chunk);
+    }
+    return repeats;
+}
+
+/* Whether a target may be filled; -1 with an exception if not. */
+static int check_target(const load_call *l, PyObject *name, dcp_value *tensor, const core_leaf *leaf)
+{
+    if (has_overlap(tensor)) {
+        PyErr_Format(PyExc_RuntimeError, "%U: " ONE_PLACE, name);
+        return -1;
+    }
+    if (!leaf->is_described || !l->args->filling) {
+        return 0;
+    }
+    PyObject *done = PyObject_CallFunctionObjArgs(l->args->filling, name, leaf->object, NULL);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+
+static dcp_status target_hook(void *user, dcp_str fqn, dcp_value *tensor, dcp_error *err)
+{
+    load_call *l = user;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    const core_leaf *leaf = tree_leaf_of(l->tree, tensor);
+    PyObject *name = leaf ? str_to_python(fqn) : NULL;
+    int result = !leaf ? 0 : !name || check_target(l, name, tensor, leaf) < 0 ? -1 : PyList_Append(l->filled, leaf->object);
+    dcp_status status = result < 0 ? errors_take(&l->call.exception, err) : DCP_OK;
+    Py_XDECREF(name);
+    PyGILState_Release(gil);
+    return status;
 }
 
 /* ---- objects ---- */
@@ -409,6 +433,7 @@ static void set_hooks(load_call *l, const dcp_error *failed)
     o->user = l;
     o->object = object_hook;
     o->progress = call_progress;
+    o->target = target_hook;
     o->rename = l->args->rename ? rename_hook : NULL;
     o->convert = l->args->convert ? convert_hook : NULL;
     o->failures = l->call.failures;
@@ -431,7 +456,7 @@ static PyObject *result_of(load_call *l)
 {
     PyObject *report = finish_objects(l) == 0 ? report_to_python(&l->report) : NULL;
     PyObject *objects = report ? PyDict_Values(l->objects) : NULL;
-    PyObject *result = objects ? PyTuple_Pack(2, report, objects) : NULL;
+    PyObject *result = objects ? PyTuple_Pack(3, report, objects, l->filled) : NULL;
     Py_XDECREF(report);
     Py_XDECREF(objects);
     return result;
@@ -452,7 +477,8 @@ static PyObject *load(load_args *a)
     tree.is_target = true;
     l.owner = a->path ? l.call.context : checkpoint_context(a->source);
     l.objects = PyDict_New();
-    int made = l.objects ? tree_make(&tree, a->tree, l.in_group, &l.call, &failed) : -1;
+    l.filled = PyList_New(0);
+    int made = l.objects && l.filled ? tree_make(&tree, a->tree, l.in_group, &l.call, &failed) : -1;
     if (made == 0) {
         set_hooks(&l, &failed);
         checkpoint_enter(a->source);
@@ -469,6 +495,7 @@ static PyObject *load(load_args *a)
         Py_CLEAR(result);
     }
     Py_XDECREF(l.objects);
+    Py_XDECREF(l.filled);
     tree_reset(&tree);
     return result;
 }

@@ -10,18 +10,13 @@ static int init_names(void)
         PyObject **name;
         const char *text;
     } const all[] = {
-        {&names.data_ptr, "data_ptr"},
-        {&names.dtype, "dtype"},
-        {&names.detach, "detach"},
-        {&names.is_conj, "is_conj"},
-        {&names.is_contiguous, "is_contiguous"},
-        {&names.is_cpu, "is_cpu"},
-        {&names.is_neg, "is_neg"},
-        {&names.layout, "layout"},
-        {&names.shape, "shape"},
-        {&names.stride, "stride"},
-        {&names.items, "items"},
-        {&names.release, "release"},
+        {&names.data_ptr, "data_ptr"},     {&names.dtype, "dtype"},
+        {&names.is_conj, "is_conj"},       {&names.is_contiguous, "is_contiguous"},
+        {&names.is_cpu, "is_cpu"},         {&names.is_neg, "is_neg"},
+        {&names.layout, "layout"},         {&names.nbytes, "nbytes"},
+        {&names.shape, "shape"},           {&names.storage_offset, "storage_offset"},
+        {&names.stride, "stride"},         {&names.untyped_storage, "untyped_storage"},
+        {&names.items, "items"},           {&names.release, "release"},
         {&names.from_bytes, "from_bytes"},
     };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {

@@ -122,15 +122,36 @@ static int shape_of(PyObject *tensor, dcp_tensor *out, int64_t *numbers)
     return n < 0 ? -1 : 0;
 }
 
-/* Another tensor of the same memory, kept: other threads may give this one another memory meanwhile (`p.data = ...`). */
-static PyObject *keep_alias(core_keep *k, PyObject *tensor)
+/* The memory, kept: other threads may give the tensor another one meanwhile (`p.data = ...`). */
+static PyObject *keep_storage(core_keep *k, PyObject *tensor)
 {
-    PyObject *alias = PyObject_CallMethodObjArgs(tensor, names.detach, NULL);
-    if (alias && keep_object(k, alias) < 0) {
-        Py_CLEAR(alias);
+    PyObject *storage = PyObject_CallMethodObjArgs(tensor, names.untyped_storage, NULL);
+    if (storage && keep_object(k, storage) < 0) {
+        Py_CLEAR(storage);
     }
-    Py_XDECREF(alias);
-    return alias; /* the list has it */
+    Py_XDECREF(storage);
+    return storage; /* the list has it */
+}
+
+/* What a method without arguments returns, an int; -1 with an exception. */
+static long long number_of(PyObject *object, PyObject *method)
+{
+    PyObject *number = PyObject_CallMethodObjArgs(object, method, NULL);
+    long long result = number ? PyLong_AsLongLong(number) : -1;
+    Py_XDECREF(number);
+    return result;
+}
+
+/* Where in its storage a tensor begins. */
+static int locate_in(PyObject *tensor, PyObject *storage, dcp_tensor *out)
+{
+    long long elems = number_of(tensor, names.storage_offset), nbytes = elems < 0 ? -1 : number_of(storage, names.nbytes);
+    long long offset = elems * (long long)dcp_dtype_bytes(out->dtype);
+    PyObject *address = nbytes < 0 ? NULL : PyObject_CallMethodObjArgs(storage, names.data_ptr, NULL);
+    char *start = address ? PyLong_AsVoidPtr(address) : NULL;
+    Py_XDECREF(address);
+    out->data = start ? start + offset : NULL;
+    return PyErr_Occurred() ? -1 : refuse_beyond(out, nbytes - offset);
 }
 
 int tensor_from_torch(core_keep *k, PyObject *tensor, dcp_tensor *out, int64_t numbers[2 * DCP_MAX_NDIM])
@@ -140,12 +161,6 @@ int tensor_from_torch(core_keep *k, PyObject *tensor, dcp_tensor *out, int64_t n
     if (result <= 0) {
         return result;
     }
-    PyObject *alias = keep_alias(k, tensor);
-    if (!alias || shape_of(alias, out, numbers) < 0) {
-        return -1;
-    }
-    PyObject *address = PyObject_CallMethodObjArgs(alias, names.data_ptr, NULL);
-    out->data = address ? PyLong_AsVoidPtr(address) : NULL;
-    Py_XDECREF(address);
-    return PyErr_Occurred() ? -1 : 1;
+    PyObject *storage = keep_storage(k, tensor);
+    return storage && shape_of(tensor, out, numbers) == 0 && locate_in(tensor, storage, out) == 0 ? 1 : -1;
 }

@@ -221,7 +221,7 @@ static outcome pickle(core_tree *t, PyObject *object, dcp_value **out)
     return kept < 0 ? FAILED : check(dcp_record_create(NULL, bytes, len, out, &err), &err);
 }
 
-static outcome note_leaf(core_tree *t, dcp_value *v, PyObject *object)
+static outcome note_leaf(core_tree *t, dcp_value *v, PyObject *object, bool is_described)
 {
     if (t->n_leaves == t->cap_leaves) {
         size_t cap = t->cap_leaves ? 2 * t->cap_leaves : 64;
@@ -236,12 +236,12 @@ static outcome note_leaf(core_tree *t, dcp_value *v, PyObject *object)
     if (keep_object(&t->keep, object) < 0) {
         return FAILED;
     }
-    t->leaves[t->n_leaves++] = (core_leaf){v, object};
+    t->leaves[t->n_leaves++] = (core_leaf){v, object, is_described};
     return DONE;
 }
 
 /* Inside an object, pickle() keeps more of a tensor than its elements. */
-static outcome take_tensor(core_tree *t, PyObject *object, dcp_value *v, bool in_object, result *out)
+static outcome take_tensor(core_tree *t, PyObject *object, dcp_value *v, bool is_described, bool in_object, result *out)
 {
     if (!v) {
         return FAILED;
@@ -251,7 +251,7 @@ static outcome take_tensor(core_tree *t, PyObject *object, dcp_value *v, bool in
         return OPEN;
     }
     *out = (result){v, true};
-    return note_leaf(t, v, object);
+    return note_leaf(t, v, object, is_described);
 }
 
 /* Types of the caller's that are known to be tensors. */
@@ -265,15 +265,12 @@ static outcome from_known_tensor(core_tree *t, PyObject *object, bool in_object,
                                              : tensor_from_torch(&t->keep, object, &tensor, numbers);
     *is_known = found > 0;
     if (found <= 0) {
-        return found < 0 ? FAILED : DONE;
-    }
-    if (t->is_target && refuse_overlap(&tensor) < 0) {
-        return fail_there(t);
+        return found < 0 ? fail_there(t) : DONE;
     }
     if (dcp_tensor_create(NULL, &tensor, &v, &err) != DCP_OK) {
         return fail_library(&err);
     }
-    return take_tensor(t, object, v, in_object, out);
+    return take_tensor(t, object, v, false, in_object, out);
 }
 
 static bool is_tensor_type(const core_tree *t, PyTypeObject *type)
@@ -523,7 +520,7 @@ static outcome from_description(core_tree *t, PyObject *object, PyObject *d, boo
     PyObject *container = (kind == 'm' || kind == 'l') && PyTuple_Size(d) == 2 ? PyTuple_GetItem(d, 1) : NULL;
     if (kind != 'm' && kind != 'l') {
         dcp_value *value = kind ? value_from_descriptor(&t->keep, d, t->is_target) : NULL;
-        return value ? take_tensor(t, object, value, in_object, out) : fail_there(t);
+        return value ? take_tensor(t, object, value, true, in_object, out) : fail_there(t);
     }
     if (!container) {
         return fail(t, PyExc_ValueError, "%U: wrong descriptor %R", d);
@@ -644,11 +641,13 @@ void tree_reset(core_tree *t)
     *t = (core_tree){0};
 }
 
-PyObject *tree_object_of(const core_tree *t, const dcp_value *v)
+const core_leaf *tree_leaf_of(core_tree *t, const dcp_value *v)
 {
     for (size_t i = 0; i < t->n_leaves; i++) {
-        if (t->leaves[i].value == v) {
-            return t->leaves[i].object;
+        size_t at = (t->next_leaf + i) % t->n_leaves;
+        if (t->leaves[at].value == v) {
+            t->next_leaf = at + 1;
+            return &t->leaves[at];
         }
     }
     return NULL;

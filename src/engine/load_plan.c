@@ -22,6 +22,7 @@ typedef struct matcher {
     size_t n_no_tensors; /* of the state, where it may have tensors alone */
     bool is_dynamic;     /* tensors alone, cast to the dtype of the state's */
     bool out_of_memory;
+    dcp_error refusal; /* of the caller, who was told what would be filled */
 } matcher;
 
 /* ---- differences ---- */
@@ -161,19 +162,34 @@ static bool same_form(matcher *m, const dcp_leaf *leaf, const dcp_value *target,
     return is_same;
 }
 
-static void match_tensor(matcher *m, const dcp_leaf *leaf, const dcp_item *item)
+static bool is_same_form(matcher *m, const dcp_leaf *leaf, const dcp_value *target, const dcp_item *item)
 {
-    dcp_value *target = target_of(m, leaf, item);
     const dcp_tensor *t = dcp_value_tensor(target);
     int ndim;
     const int64_t *extents;
     if (t) {
-        if (same_form(m, leaf, target, item, t->ndim, t->extents)) {
-            add_request(m, item, NULL, t);
-        }
+        return same_form(m, leaf, target, item, t->ndim, t->extents);
+    }
+    return dcp_sharded_shape(target, &ndim, &extents) && same_form(m, leaf, target, item, ndim, extents);
+}
+
+static void tell_of_target(matcher *m, const dcp_leaf *leaf)
+{
+    if (m->opts->target && m->refusal.code == DCP_OK) {
+        m->refusal.code = m->opts->target(m->opts->user, leaf->fqn, leaf->value, &m->refusal);
+    }
+}
+
+static void match_tensor(matcher *m, const dcp_leaf *leaf, const dcp_item *item)
+{
+    dcp_value *target = target_of(m, leaf, item);
+    if (!is_same_form(m, leaf, target, item)) {
         return;
     }
-    if (!dcp_sharded_shape(target, &ndim, &extents) || !same_form(m, leaf, target, item, ndim, extents)) {
+    tell_of_target(m, leaf);
+    const dcp_tensor *t = dcp_value_tensor(target);
+    if (t) {
+        add_request(m, item, NULL, t);
         return;
     }
     for (size_t i = 0; i < dcp_value_count(target); i++) {
@@ -302,6 +318,9 @@ static dcp_status match_all(matcher *m, dcp_error *err)
     if (m->out_of_memory) {
         return dcp__nomem(err);
     }
+    if (m->refusal.code != DCP_OK) {
+        return dcp__fail_as(err, &m->refusal);
+    }
     if (m->n_errors == 0) {
         return DCP_OK;
     }
@@ -357,6 +376,7 @@ dcp_status dcp__plan_load(dcp_checkpoint *ck, dcp_value *state, const dcp_load_o
     dcp__arena_init(&plan->arena, ck->ctx, UINT64_MAX);
     matcher m = {
         .ck = ck, .opts = opts ? opts : &defaults, .plan = plan, .report = report ? report : &unseen, .is_dynamic = is_dynamic};
+    m.refusal = (dcp_error)DCP_ERROR_INIT;
     dcp__buf_init(&m.text, ck->ctx);
     status = match_all(&m, err);
     dcp__free(ck->ctx, m.used);

@@ -325,6 +325,50 @@ static void load__progress_that_says_no_cancels(void **state)
     free(big);
 }
 
+typedef struct targets {
+    char named[64];
+    const char *refused;
+} targets;
+
+static dcp_status note_target(void *user, dcp_str fqn, dcp_value *tensor, dcp_error *err)
+{
+    targets *t = user;
+    assert_int_equal(dcp_value_kind(tensor), DCP_KIND_TENSOR);
+    strcat(strcat(t->named, fqn.ptr), " ");
+    bool is_refused = t->refused && strcmp(t->refused, fqn.ptr) == 0;
+    return is_refused ? dcp_error_set(err, DCP_NOSPACE, "not this one") : DCP_OK;
+}
+
+static dcp_status load_targets(const fixture *f, dcp_value *into, const char *left_out, targets *t)
+{
+    dcp_load_opts opts = DCP_LOAD_OPTS_INIT;
+    opts.open.storage = f->st;
+    opts.exclude = &left_out;
+    opts.n_exclude = left_out != NULL;
+    opts.partial = true;
+    opts.target = note_target;
+    opts.user = t;
+    return dcp_load(NULL, "", into, &opts, NULL, NULL);
+}
+
+static void load__what_is_filled_is_named_before(void **state)
+{
+    const fixture *f = *state;
+    targets some = {0}, all = {0}, refusing = {.refused = "big"};
+    float *big = calloc(N_BIG, sizeof *big);
+    double w[4] = {0}, other[4];
+    dcp_value *into = state_of(DCP_FLOAT64, w, big);
+    set_tensor(into, "not there", DCP_FLOAT64, 4, other);
+    assert_int_equal(load_targets(f, into, NULL, &refusing), DCP_NOSPACE);
+    assert_true(w[0] == 0 && big[N_BIG - 1] == 0);
+    assert_int_equal(load_targets(f, into, "w", &some), DCP_OK);
+    assert_string_equal(some.named, "big ");
+    assert_int_equal(load_targets(f, into, NULL, &all), DCP_OK);
+    assert_string_equal(all.named, "w big ");
+    dcp_value_free(into);
+    free(big);
+}
+
 /* ---- contexts ---- */
 
 static void save__a_plan_cache_outlives_the_contexts_of_saves(void **unused)
@@ -421,6 +465,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(load__objects_and_other_dtypes_go_to_the_caller, set_up, tear_down),
         cmocka_unit_test_setup_teardown(load__a_refused_conversion_is_a_difference, set_up, tear_down),
         cmocka_unit_test_setup_teardown(load__a_caller_that_refuses_an_object_ends_the_load, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(load__what_is_filled_is_named_before, set_up, tear_down),
         cmocka_unit_test_setup_teardown(load__progress_that_says_no_cancels, set_up, tear_down),
         cmocka_unit_test(save__a_plan_cache_outlives_the_contexts_of_saves),
         cmocka_unit_test(group__a_rank_that_has_failed_tells_the_others),

@@ -68,19 +68,50 @@ def _described(obj, host):
     return sharded(global_shape(obj), parts, [host(part) for _, part in parts], obj)
 
 
+def located(memory):
+    """Of a strided tensor: the address of its first element, how many bytes there are from there on, and the storage. While that is
+    held the address is good, even if another thread gives the tensor other memory (`p.data = ...`)."""
+    storage = memory.untyped_storage()
+    offset = memory.storage_offset() * memory.itemsize
+    nbytes = storage.nbytes()
+    return storage.data_ptr() + offset if nbytes else 0, nbytes - offset, storage
+
+
+def check_memory(fqn, tensor):
+    """Raises ValueError for a strided tensor whose storage is too small for it, since somebody has shrunk that
+    (`untyped_storage().resize_()`, as FSDP does it). PyTorch itself does not look."""
+    needed, there = _bytes_needed(tensor), _bytes_there(tensor)
+    if needed > there:
+        raise ValueError(f"{fqn}: the tensor reaches over {needed} bytes of memory, its storage has {there} there")
+
+
+def _bytes_needed(tensor):
+    """From the first element to behind the last one."""
+    if tensor.numel() == 0:
+        return 0
+    return (1 + sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride()))) * tensor.itemsize
+
+
+def _bytes_there(tensor):
+    return max(tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.itemsize, 0)
+
+
 def whole(obj, memory):
     """The descriptor of an unsharded tensor whose elements are in `memory`, a strided tensor on the host."""
     strides = None if memory.is_contiguous() else memory.stride()
-    return ("t", dtype_name(memory.dtype), memory.shape, strides, memory.data_ptr(), (obj, memory))
+    address, nbytes, storage = located(memory)
+    return ("t", dtype_name(memory.dtype), memory.shape, strides, address, (obj, storage), None, nbytes)
 
 
 def sharded(shape, parts, memories, obj):
     """The descriptor of what this process holds of a sharded tensor: parts are (offsets, tensor)."""
-    chunks = [
-        (offsets, tuple(memory.shape), None if memory.is_contiguous() else memory.stride(), memory.data_ptr())
-        for (offsets, _), memory in zip(parts, memories)
-    ]
-    return ("s", dtype_name(memories[0].dtype if memories else _dtype_without_parts(obj)), tuple(shape), chunks, (obj, memories))
+    chunks, storages = [], []
+    for (offsets, _), memory in zip(parts, memories):
+        address, nbytes, storage = located(memory)
+        strides = None if memory.is_contiguous() else memory.stride()
+        chunks.append((offsets, tuple(memory.shape), strides, address, None, nbytes))
+        storages.append(storage)
+    return ("s", dtype_name(memories[0].dtype if memories else _dtype_without_parts(obj)), tuple(shape), chunks, (obj, storages))
 
 
 def _dtype_without_parts(obj):
@@ -95,21 +126,23 @@ def is_storable(tensor):
 
 
 def _is_wrapper(tensor):
-    """Whether it only stands for other tensors and has no memory of its own."""
+    """Whether it only stands for other tensors and has no memory of its own. One whose memory was freed says that it has none."""
     if hasattr(tensor, "__tensor_flatten__"):
         return True
     try:
-        return tensor.is_cpu and tensor.numel() > 0 and tensor.data_ptr() == 0
+        return tensor.is_cpu and tensor.untyped_storage().nbytes() > 0 and tensor.data_ptr() == 0
     except RuntimeError:
         return True
 
 
 def on_host(tensor):
-    """The tensor itself if its memory can be read as it is, else a copy on the host."""
+    """The tensor itself if its memory can be read as it is, or cannot be read at all, else a copy on the host."""
     if tensor.is_cpu and not tensor.is_conj() and not tensor.is_neg():
         return tensor
     if tensor.is_meta:
         raise ValueError("a tensor on the meta device has no data to save")
+    if _bytes_needed(tensor) > _bytes_there(tensor):
+        return tensor  # to be refused where its name is known
     return tensor.detach().cpu().resolve_conj().resolve_neg()
 
 
@@ -215,10 +248,11 @@ def readable_into(target, dtype):
     return target if is_direct else torch.empty(target.shape, dtype=dtype)
 
 
-def check_fillable(target, dtype):
-    """Raises what `copy_` from that dtype would raise, but before anything is read, while the other ranks can still be told."""
+def check_fillable(fqn, target, dtype):
+    """Raises what `copy_` from that dtype would raise, or should, before anything is read, while the other ranks can still be told."""
+    check_memory(fqn, target)
     if target.numel() and any(stride == 0 and extent > 1 for stride, extent in zip(target.stride(), target.shape)):
-        raise RuntimeError("elements of the tensor to be filled lie at one place in memory; clone() it before")
+        raise RuntimeError(f"{fqn}: elements of the tensor to be filled lie at one place in memory; clone() it before")
     if target.dtype is not dtype:
         _check_conversion(target.device, target.dtype, dtype)
 
@@ -291,11 +325,8 @@ class Targets:
     """Describes the state that a load fills. Elements go straight into the targets' memory; where that cannot be (another device,
     another dtype), into temporary memory that `finish` copies from."""
 
-    def __init__(self, may_skip=False):
-        self._may_skip = may_skip  # some targets may stay as they are, so temporaries start with their elements
-        self._temporaries = []  # (target, temporary)
-        self._staged = {}  # id of a described node -> positions in _temporaries
-        self._filled = []  # written to behind autograd's back; where C asks nothing, tell_filled says so
+    def __init__(self):
+        self._temporaries = {}  # id of a node -> [(target, temporary), ...]
 
     def describe(self, obj):
         kind = type(obj)
@@ -310,41 +341,47 @@ class Targets:
     def convert(self, fqn, obj, saved_dtype):
         """Temporary memory of the dtype that is stored, for a target of another dtype."""
         dtype = dtype_of(saved_dtype)
-        self._forget(obj)
+        self._temporaries.pop(id(obj), None)  # what `describe` made, of its own dtype
         parts = held_parts(obj)
         if parts is None:
-            return whole(obj, self._temporary(obj, dtype))
-        return sharded(global_shape(obj), parts, [self._temporary(part, dtype) for _, part in parts], obj)
+            description = whole(obj, self._temporary(obj, obj, dtype))
+        else:
+            description = sharded(global_shape(obj), parts, [self._temporary(obj, part, dtype) for _, part in parts], obj)
+        self.check_fillable(fqn, obj)
+        return description
 
-    def finish(self):
-        """After a load that succeeded."""
+    def check_fillable(self, fqn, obj):
+        """Called for a tensor that will be filled by way of a temporary: what is left alone may be as it likes."""
+        for target, temporary in self._temporaries.get(id(obj), ()):
+            check_fillable(fqn, target, temporary.dtype)
+
+    def finish(self, filled):
+        """After a load that has filled these nodes of the state."""
+        directly = []
         with torch.no_grad():
-            for target, temporary in filter(None, self._temporaries):
-                target.detach().copy_(temporary)
-        torch.autograd.graph.increment_version(self._filled)
-
-    def tell_filled(self, state_dict):
-        """That C has gone to all tensors of ATTRIBUTES_SUFFICE by itself."""
-        self._filled.extend(t for t in tensors_in(state_dict) if type(t) in ATTRIBUTES_SUFFICE and not t.is_inference())
+            for node in filled:
+                staged = self._temporaries.get(id(node), ())
+                for target, temporary in staged:
+                    target.detach().copy_(temporary)
+                if not staged:
+                    directly.extend(_memories_of(node))
+        # Written to behind autograd's back.
+        torch.autograd.graph.increment_version([tensor for tensor in directly if not tensor.is_inference()])
 
     def _memory(self, node, tensor):
         if tensor.is_cpu and not tensor.is_conj() and not tensor.is_neg():
-            if not tensor.is_inference():
-                self._filled.append(tensor)
             return tensor
-        self._staged.setdefault(id(node), []).append(len(self._temporaries))
-        return self._temporary(tensor, tensor.dtype)
+        return self._temporary(node, tensor, tensor.dtype)
 
-    def _temporary(self, tensor, dtype):
-        check_fillable(tensor, dtype)
-        if self._may_skip:
-            memory = tensor.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()
-        else:
-            memory = torch.empty(tensor.shape, dtype=dtype)
-        self._temporaries.append((tensor, memory))
+    def _temporary(self, node, tensor, dtype):
+        memory = torch.empty(tensor.shape, dtype=dtype)
+        self._temporaries.setdefault(id(node), []).append((tensor, memory))
         return memory
 
-    def _forget(self, node):
-        """What `describe` made for a node that turns out to be of another dtype."""
-        for position in self._staged.pop(id(node), ()):
-            self._temporaries[position] = None
+
+def _memories_of(node):
+    """The tensors that hold what this process has of a tensor."""
+    if type(node) in ATTRIBUTES_SUFFICE:
+        return (node,)
+    parts = held_parts(node)
+    return (node,) if parts is None else [part for _, part in parts]

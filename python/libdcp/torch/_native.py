@@ -100,7 +100,7 @@ def _prepared(state_dict, describe, prepare):
 
 
 def load(state_dict, reader, planner, channel, coordinator, options):
-    targets = _describe.Targets(may_skip=planner.allow_partial_load or bool(options))
+    targets = _describe.Targets()
     options = dict(options)
     differences = _errors.Differences(
         options.pop("on_difference", None), planner.allow_partial_load, options.get("exact", False)
@@ -111,6 +111,7 @@ def load(state_dict, reader, planner, channel, coordinator, options):
         tensor_types=_describe.ATTRIBUTES_SUFFICE,
         load_object=_objects.load,
         convert=targets.convert,
+        filling=targets.check_fillable,
         partial=planner.allow_partial_load,
         difference=differences,
         objects_for_tensors=True,
@@ -118,17 +119,16 @@ def load(state_dict, reader, planner, channel, coordinator, options):
         **options,
     )
     if _is_saved_alone(reader, channel.rank):
-        _, objects = Steps(channel, coordinator).all_gather(
+        _, objects, filled = Steps(channel, coordinator).all_gather(
             "read", lambda: _core.load(reader.path, tree, rank=channel.rank, **arguments)
         )[channel.rank]
     else:
         try:
-            _, objects = _core.load(reader.path, tree, group=_core_group(channel), **arguments)
+            _, objects, filled = _core.load(reader.path, tree, group=_core_group(channel), **arguments)
         except BaseException as error:
             _errors.raise_together("read", error, channel, differences)
     try:
-        targets.tell_filled(state_dict)
-        targets.finish()
+        targets.finish(filled)
     except Exception as error:  # of the device: what a copy refuses has been found out before
         _errors.raise_alone("read", error, channel.rank)
     for path, _, value in objects:

@@ -30,6 +30,11 @@ ZIP = b"PK"
 METADATA = ".metadata"
 
 
+def metadata_path(storage, rank=None):
+    """Of a checkpoint's metadata, or of what a rank has saved by itself."""
+    return storage.fs.concat_path(storage.path, METADATA if rank is None else f"__{rank}{METADATA}")
+
+
 # ---- writing ----
 
 
@@ -79,7 +84,7 @@ def remove(storage, names):
 
 
 def _write_file(writer, planner, name, items):
-    is_safetensors = writer.serialization_format is not _original.SerializationFormat.TORCH_SAVE
+    is_safetensors = writer.serialization_name() != "torch_save"
     objects = [item for item in items if item.type == WriteItemType.BYTE_IO]
     tensors = [item for item in items if item.type != WriteItemType.BYTE_IO]
     with writer.fs.create_stream(writer.fs.concat_path(writer.path, name), "wb") as stream:
@@ -87,10 +92,17 @@ def _write_file(writer, planner, name, items):
         if is_safetensors:
             results += _write_safetensors(stream, planner, tensors, name)
         else:
-            results += [_write_record(writer, stream, _compact(planner.resolve_data(item)), item, name) for item in tensors]
+            results += [_write_record(writer, stream, _compact(_resolved(planner, item)), item, name) for item in tensors]
         if writer.sync_files:
             writer._sync(stream)
     return results
+
+
+def _resolved(planner, item):
+    tensor = planner.resolve_data(item)
+    if isinstance(tensor, torch.Tensor) and _describe.is_storable(tensor):
+        _describe.check_memory(item.index.fqn, tensor)
+    return tensor
 
 
 def _compact(tensor):
@@ -158,7 +170,7 @@ def _write_safetensors(stream, planner, items, name):
         raise ValueError(f"{name}: two shards of one tensor cannot be stored together as safetensors")
     entries = _safetensors.in_order(_safetensors.entry_of(item) for item in items)
     offset = stream.tell()
-    _safetensors.write(stream, entries, lambda entry: planner.resolve_data(by_name[entry.name]))
+    _safetensors.write(stream, entries, lambda entry: _resolved(planner, by_name[entry.name]))
     return [
         WriteResult(by_name[entry.name].index, entry.length, _original._StorageInfo(name, offset, entry.length))
         for entry in entries
@@ -167,7 +179,7 @@ def _write_safetensors(stream, planner, items, name):
 
 def generation_of(writer):
     """What makes the names of new files differ from those of the checkpoint that is there; "" if there is none."""
-    return writer.save_id.replace("-", "")[:8] if writer._metadata_exists() else ""
+    return writer.save_id.replace("-", "")[:8] if writer.fs.exists(metadata_path(writer)) else ""
 
 
 def finish(writer, metadata, results):
@@ -176,7 +188,7 @@ def finish(writer, metadata, results):
     metadata.storage_data = {result.index: result.storage_data for of_rank in results for result in of_rank}
     metadata.storage_meta = writer.storage_meta()
     rank = None if writer.use_collectives else writer.rank
-    path = writer._get_metadata_path(rank)
+    path = metadata_path(writer, rank)
     old = _files_of_old(writer, path)
     _publish(writer, path, _metadata_bytes(writer, metadata, rank))
     remove(writer, old - {info.relative_path for info in metadata.storage_data.values()})
@@ -228,7 +240,7 @@ def _metadata_bytes(writer, metadata, rank):
 
 
 def read_metadata(reader, rank=None):
-    path = reader._get_metadata_path(rank)
+    path = metadata_path(reader, rank)
     with _opened_metadata(reader, path) as checkpoint:
         metadata = _metadata.metadata_of(checkpoint)
     metadata.storage_meta.load_id = reader.load_id
@@ -380,5 +392,6 @@ def _deliver_tensor(planner, item, tensor):
     target = planner.resolve_tensor(item).detach()
     if target.size() != part.size():
         raise AssertionError(f"req {item.storage_index} mismatch sizes {target.size()} vs {part.size()}")
+    _describe.check_memory(item.dest_index.fqn, target)
     _pieces.copy(target, part)
     planner.commit_tensor(item, target)

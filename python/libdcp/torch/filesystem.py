@@ -23,6 +23,7 @@ from torch.futures import Future
 from .. import _core
 from . import _describe, _metadata, _streams
 from ._mirror import attributes
+from ._streams import metadata_path
 from .staging import BlockingAsyncStager
 
 __all__ = list(_original.__all__)
@@ -48,11 +49,6 @@ def has_known_transforms(reader):
     if type(transforms) is not _original._StorageReaderTransforms:
         return False
     return transforms.extension_registry.extensions == {ZStandard.registry_name(): ZStandard}
-
-
-def metadata_path(storage, rank=None):
-    """Of a checkpoint's metadata, or of what a rank has saved by itself."""
-    return storage.fs.concat_path(storage.path, ".metadata" if rank is None else f"__{rank}.metadata")
 
 
 class FileSystemWriter(_original.FileSystemWriter, BlockingAsyncStager):
@@ -220,6 +216,7 @@ def _record(item, value):
         raise NotImplementedError(
             f"{item.index.fqn}: a tensor of class {type(value).__name__} and layout {value.layout} has no elements to write"
         )
+    _describe.check_memory(item.index.fqn, value)
     return _describe.whole(value, _describe.on_host(value))
 
 
@@ -283,6 +280,7 @@ class FileSystemReader(_original.FileSystemReader):
         index = item.storage_index
         if tuple(target.shape) != tuple(item.lengths):
             raise AssertionError(f"req {index} mismatch sizes {target.shape} vs {item.lengths}")
+        _describe.check_memory(index.fqn, target)
         starts = index.offset if index.offset is not None else (0,) * len(item.lengths)
         offsets = tuple(start + inner for start, inner in zip(starts, item.storage_offsets))
         _, dtype, *_ = self._checkpoint.item(index.fqn)

@@ -37,7 +37,7 @@ class Case(unittest.TestCase):
         return _core.save(path or self.dir, tree, describe=describe, sync=False, **opts)
 
     def load(self, tree, path=None, **opts):
-        report, objects = _core.load(path or self.dir, tree, describe=describe, **opts)
+        report, objects, _ = _core.load(path or self.dir, tree, describe=describe, **opts)
         return report, {fqn: value for _, fqn, value in objects}
 
 
@@ -80,7 +80,7 @@ class Trees(Case):
     def test_objects_name_the_keys_of_the_callers_containers(self):
         tree = {"state": {0: {"step": 1}, "1": {"step": 2}}, "l": [{"a": 5}, 6]}
         self.save(tree)
-        _, objects = _core.load(self.dir, tree, describe=describe)
+        _, objects, _ = _core.load(self.dir, tree, describe=describe)
         self.assertEqual({path for path, _, _ in objects},
                          {("state", 0, "step"), ("state", "1", "step"), ("l", 0, "a"), ("l", 1)})
 
@@ -295,7 +295,7 @@ class Groups(Case):
 
         def load(rank):
             mine = floats(-1, -1)
-            _, objects = _core.load(self.dir, {"w": object(), "step": 0}, describe=lambda obj: sharded(rank, mine),
+            _, objects, _ = _core.load(self.dir, {"w": object(), "step": 0}, describe=lambda obj: sharded(rank, mine),
                                     group=groups[rank])
             return list(mine), objects[0][2]
 

@@ -191,6 +191,20 @@ class Arrays(Case):
                 libdcp.load(self.dir, into={"v": target})
         libdcp.load(self.dir, into={"e": np.lib.stride_tricks.as_strided(np.zeros(0, "f4"), (0, 4), (4, 0))})
 
+    def test_targets_that_are_left_alone_may_be_as_they_like(self):
+        libdcp.save(self.dir, {"v": np.arange(4.), "w": np.arange(4.)}, sync=False)
+        read_only, swapped = np.zeros(4), np.full(4, 7, ">f8")
+        read_only.flags.writeable = False
+        for odd in (np.broadcast_to(np.zeros(1), 4), np.broadcast_to(np.zeros(1, ">f8"), 4), read_only, swapped):
+            into = {"v": np.zeros(4), "w": odd}
+            for options in ({"exclude": ["w"]}, {"include": ["v"]}, {"rename": {"v": "v"}.get}):
+                libdcp.load(self.dir, into=into, **options)
+                np.testing.assert_array_equal(into["v"], np.arange(4.))
+            if odd is not swapped:
+                with self.assertRaises((RuntimeError, ValueError)):
+                    libdcp.load(self.dir, into=into)
+        np.testing.assert_array_equal(swapped, np.full(4, 7.))
+
 
 class Trees(Case):
     def test_nested_states(self):

@@ -103,7 +103,7 @@ class Torch(unittest.TestCase):
         values = {"thing": Thing(3), "list": [1, Thing(4)], "tensor_in_tuple": (torch.ones(2), "x"), "dtype": torch.bfloat16,
                   "size": torch.Size([2, 3]), "mixed": [Thing(5), {"t": torch.ones(1)}]}
         save(self.dir, values)
-        report, objects = load(self.dir, {**dict.fromkeys(values, 0), "mixed": [0, {"t": torch.zeros(1)}]})
+        report, objects, _ = load(self.dir, {**dict.fromkeys(values, 0), "mixed": [0, {"t": torch.zeros(1)}]})
         got = {fqn: value for _, fqn, value in objects}
         self.assertEqual(got["thing"], values["thing"])
         self.assertEqual(got["list"], values["list"])
