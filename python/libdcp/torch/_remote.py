@@ -1,6 +1,8 @@
 """Object stores and other remote places, by fsspec. The module has had several names in PyTorch; they all lead here."""
 
 import contextlib
+import functools
+import inspect
 import os
 
 from fsspec import AbstractFileSystem
@@ -11,7 +13,7 @@ try:
 except ModuleNotFoundError:  # before 2.15
     import torch.distributed.checkpoint._fsspec_filesystem as _original
 
-from .filesystem import FileSystemReader, FileSystemWriter, SerializationFormat
+from .filesystem import FileSystemReader, FileSystemWriter
 
 # It is called _FileSystem from 2.15 on.
 _OriginalFileSystem = getattr(_original, "_FileSystem", None) or _original.FileSystem
@@ -71,30 +73,11 @@ class FsspecWriter(FileSystemWriter, _original.FsspecWriter):
     A checkpoint that is there stays until the metadata of the new one takes its place, in one step.
     """
 
-    def __init__(
-        self,
-        path,
-        single_file_per_rank=True,
-        sync_files=True,
-        thread_count=1,
-        per_thread_copy_ahead=10_000_000,
-        overwrite=True,
-        _extensions=None,
-        serialization_format=SerializationFormat.TORCH_SAVE,
-        **kwargs,
-    ):
-        super().__init__(
-            path,
-            single_file_per_rank,
-            sync_files,
-            thread_count,
-            per_thread_copy_ahead,
-            overwrite,
-            _extensions,
-            serialization_format,
-            **kwargs,
-        )
-        self.fs = FileSystem(**kwargs)
+    @functools.wraps(_original.FsspecWriter.__init__)
+    def __init__(self, path, *arguments, **options):
+        super().__init__(path, *arguments, **options)
+        own = inspect.signature(_original.FsspecWriter.__init__).parameters
+        self.fs = FileSystem(**{name: value for name, value in options.items() if name not in own})
         self.path = self.fs.init_path(path)
 
     @classmethod

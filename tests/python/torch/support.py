@@ -20,6 +20,11 @@ GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden"
 RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 
 
+def needs(module, name):
+    """Skips a test of a name that came with a later PyTorch than the one that is installed."""
+    return unittest.skipUnless(hasattr(module, name), f"PyTorch {torch.__version__} has no {module.__name__}.{name}")
+
+
 class TestCase(unittest.TestCase):
     """Each test has a directory of its own, and no warnings but those that it asks for."""
 

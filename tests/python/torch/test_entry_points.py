@@ -12,13 +12,14 @@ import torch.distributed.checkpoint as torch_dcp
 
 import libdcp.torch as dcp
 import pool
-from libdcp.torch.filesystem import _StorageInfo, _StoragePrefix, _StorageWriterTransforms, _write_item, SerializationFormat
+from libdcp.torch import filesystem
+from libdcp.torch.filesystem import _StorageInfo, _StoragePrefix, _StorageWriterTransforms, _write_item
 from libdcp.torch.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
 from libdcp.torch.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from libdcp.torch.state_dict_saver import _save_state_dict
 from libdcp.torch.stateful import Stateful
 from libdcp.torch.storage import WriteResult
-from support import TestCase, files_of, numbered, raises_together
+from support import TestCase, files_of, needs, numbered, raises_together
 
 
 def item_of(size, dtype, kind=WriteItemType.TENSOR):
@@ -144,14 +145,22 @@ class Records(TestCase):
 
     def test_R6_11_arguments_of_all_releases(self):
         item = ItemDouble(WriteItemType.BYTE_IO, MetadataIndex("x"))
-        new = {"transforms": _StorageWriterTransforms(), "serialization_format": SerializationFormat.TORCH_SAVE}
-        for extra in ({}, new):
+        for extra in ({}, {"transforms": _StorageWriterTransforms()}):
             stream = io.BytesIO()
             _write_item(stream=stream, data=io.BytesIO(b"12"), write_item=item, storage_key="k", **extra)
             self.assertEqual(stream.getvalue(), b"12")
         stream = io.BytesIO()
-        _write_item(_StorageWriterTransforms(), stream, io.BytesIO(b"12"), item, "k", SerializationFormat.TORCH_SAVE)
+        _write_item(_StorageWriterTransforms(), stream, io.BytesIO(b"12"), item, "k")
         self.assertEqual(stream.getvalue(), b"12")
+
+    @needs(filesystem, "SerializationFormat")
+    def test_R6_11_the_form_of_records(self):
+        item = ItemDouble(WriteItemType.BYTE_IO, MetadataIndex("x"))
+        form = filesystem.SerializationFormat.TORCH_SAVE
+        by_position, by_name = io.BytesIO(), io.BytesIO()
+        _write_item(_StorageWriterTransforms(), by_position, io.BytesIO(b"12"), item, "k", form)
+        _write_item(stream=by_name, data=io.BytesIO(b"12"), write_item=item, storage_key="k", serialization_format=form)
+        self.assertEqual((by_position.getvalue(), by_name.getvalue()), (b"12", b"12"))
 
     def test_R6_12_no_field_for_transforms_that_are_not(self):
         self.assertEqual(set(_StorageInfo("f", 0, 1).__getstate__()), {"relative_path", "offset", "length"})

@@ -14,9 +14,9 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import libdcp.torch as dcp
 import pool
-from libdcp.torch.filesystem import SerializationFormat
+from libdcp.torch import filesystem
 from libdcp.torch.metadata import TensorStorageMetadata
-from support import GOLDEN, TestCase, golden_cases, numbered
+from support import GOLDEN, TestCase, golden_cases, needs, numbered
 
 from content import digest, digests, targets_for  # of the interop tests, which `support` has put on the path
 
@@ -121,10 +121,11 @@ class Golden(TestCase):
                 found = digests(self.load_flat(path, torch_dcp.load, torch_dcp.FileSystemReader))
                 self.assertEqual(found, {"tensors": expected["tensors"], "objects": expected["objects"]})
 
+    @needs(filesystem, "SerializationFormat")
     def test_safetensors_records(self):
         """Which only libdcp reads."""
         state = {"a": numbered(3, 4), "b": numbered(5, dtype=torch.bfloat16), "o": "text"}
-        writer = dcp.FileSystemWriter(self.path, serialization_format=SerializationFormat.SAFETENSORS)
+        writer = dcp.FileSystemWriter(self.path, serialization_format=filesystem.SerializationFormat.SAFETENSORS)
         dcp.save(state, storage_writer=writer, no_dist=True)
         found = {"a": torch.zeros(3, 4), "b": torch.zeros(5, dtype=torch.bfloat16), "o": None}
         dcp.load(found, checkpoint_id=self.path, no_dist=True)

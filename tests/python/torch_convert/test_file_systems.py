@@ -30,10 +30,10 @@ from torch.distributed.tensor import distribute_tensor
 
 import libdcp.torch as dcp
 import pool
-from libdcp.torch import _remote, _streams
+from libdcp.torch import _remote, _streams, filesystem
 from libdcp.torch._fsspec_filesystem import FsspecReader, FsspecWriter
-from libdcp.torch.filesystem import FileSystemBase, SerializationFormat
-from support import TestCase, failures_of, files_of, numbered, raises_together, zeros_like
+from libdcp.torch.filesystem import FileSystemBase
+from support import TestCase, failures_of, files_of, needs, numbered, raises_together, zeros_like
 
 
 def some_state():
@@ -477,17 +477,18 @@ class FileSystems(TestCase):
         self.assertGreater(len(calls), 5)
         self.assertEqual(sorted(calls), calls)
 
+    @needs(filesystem, "SerializationFormat")
     def test_R9_21_safetensors_records(self):
         store = Store()
         state = some_state() | {"flags": numbered(5) > 2}
         for extensions in ((), [ZStandard()]):
-            writer = writer_on(store, serialization_format=SerializationFormat.SAFETENSORS, _extensions=extensions)
+            writer = writer_on(store, serialization_format=filesystem.SerializationFormat.SAFETENSORS, _extensions=extensions)
             dcp.save(state, storage_writer=writer, no_dist=True)
             target = zeros_like(state)
             dcp.load(target, storage_reader=reader_on(store), no_dist=True)
             self.assertStateEqual(target, state)
         url = f"file://{self.path}"
-        dcp.save(state, storage_writer=FsspecWriter(url, serialization_format=SerializationFormat.SAFETENSORS), no_dist=True)
+        dcp.save(state, storage_writer=FsspecWriter(url, serialization_format=filesystem.SerializationFormat.SAFETENSORS), no_dist=True)
         target = zeros_like(state)
         dcp.load(target, checkpoint_id=self.path, no_dist=True)  # in C
         self.assertStateEqual(target, state)
