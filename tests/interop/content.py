@@ -8,7 +8,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 def tensor_bytes(tensor):
     """Row-major little-endian bytes, whatever the dtype."""
-    tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
     return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
