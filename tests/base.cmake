@@ -1,6 +1,7 @@
 dcp_test(unit base base)
 dcp_test(unit failures base)
 dcp_test(unit hash base)
+dcp_test(unit pages base)
 dcp_test(unit pool base)
 dcp_test(unit stream_copy base)
 dcp_test(unit strmap base)

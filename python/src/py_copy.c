@@ -2,11 +2,14 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "core.h"
 
 /* What one thread copies at a time. Large enough for memcpy to go past the caches. */
 #define PIECE_BYTES ((size_t)32 << 20)
+#define PART_BYTES ((size_t)4 << 20) /* of a piece: what the kernel is asked to give at a time */
 #define MAX_THREADS 16
 
 typedef struct piece {
@@ -22,12 +25,36 @@ typedef struct copy_job {
     atomic_size_t next;
 } copy_job;
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
+#endif
+
+/* Has the kernel give the whole pages of a target at once, if the first of them was never touched: one by one, as they are
+ * written to, takes half as long again. Where it cannot, the copy does. */
+static void expect_pages(char *target, size_t bytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), head = (page - (uintptr_t)target % page) % page;
+    unsigned char is_there;
+    if (bytes >= head + page && mincore(target + head, page, &is_there) == 0 && !(is_there & 1)) {
+        madvise(target + head, (bytes - head) & ~(page - 1), MADV_POPULATE_WRITE);
+    }
+}
+
+static void copy_piece(const piece *p)
+{
+    for (size_t at = 0; at < p->bytes; at += PART_BYTES) {
+        size_t bytes = p->bytes - at < PART_BYTES ? p->bytes - at : PART_BYTES;
+        expect_pages(p->target + at, bytes);
+        memcpy(p->target + at, p->source + at, bytes);
+    }
+}
+
 static void *copy_pieces(void *arg)
 {
     copy_job *job = arg;
     size_t i;
     while ((i = atomic_fetch_add(&job->next, 1)) < job->n) {
-        memcpy(job->pieces[i].target, job->pieces[i].source, job->pieces[i].bytes);
+        copy_piece(&job->pieces[i]);
     }
     return NULL;
 }

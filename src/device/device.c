@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "device/host_pool.h"
+#include "base/pages.h"
 
 const char *dcp_device_type_name(dcp_device_type type)
 {

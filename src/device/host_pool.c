@@ -5,11 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "base/checked.h"
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
-#endif
+#include "base/pages.h"
 
 struct dcp__host_pool {
     dcp_context *ctx;
@@ -20,22 +16,6 @@ struct dcp__host_pool {
     dcp__host_pool_stats stats;
     bool has_warned;
 };
-
-size_t dcp__page_bytes(void)
-{
-    long bytes = sysconf(_SC_PAGESIZE); /* 64 KiB on many ARM hosts */
-    return bytes > 0 ? (size_t)bytes : 4096;
-}
-
-bool dcp__whole_pages(size_t bytes, size_t *out)
-{
-    size_t page = dcp__page_bytes(), sum;
-    if (!dcp__add_size(bytes, page - 1, &sum)) {
-        return false;
-    }
-    *out = sum & ~(page - 1);
-    return true;
-}
 
 dcp_status dcp__host_pool_create(dcp_context *ctx, const dcp__host_pool_opts *opts, dcp__host_pool **out, dcp_error *err)
 {
@@ -81,7 +61,6 @@ static dcp_status map_anonymous(dcp__host_block *b, dcp_error *err)
     if (ptr == MAP_FAILED) {
         return dcp__fail_errno(err, errno, "staging: cannot map %zu bytes", b->bytes);
     }
-    madvise(ptr, b->bytes, MADV_HUGEPAGE); /* first touch of small pages is what a first save would spend its time on */
     b->ptr = ptr;
     b->fd = -1;
     return DCP_OK;
@@ -303,17 +282,6 @@ void dcp__host_pool_trim(dcp__host_pool *p, uint64_t keep_bytes)
     pthread_mutex_lock(&p->lock);
     trim(p, keep_bytes);
     pthread_mutex_unlock(&p->lock);
-}
-
-void dcp__host_block_touch(const dcp__host_block *b)
-{
-    if (madvise(b->ptr, b->bytes, MADV_POPULATE_WRITE) == 0) {
-        return;
-    }
-    size_t page = dcp__page_bytes();
-    for (size_t i = 0; i < b->bytes; i += page) {
-        ((volatile char *)b->ptr)[i] = 0;
-    }
 }
 
 dcp__host_pool_stats dcp__host_pool_get_stats(dcp__host_pool *p)

@@ -54,12 +54,6 @@ const dcp__host_block *dcp__host_pool_find(dcp__host_pool *p, const void *ptr, s
 uint64_t dcp__host_pool_room(dcp__host_pool *p);
 /* Unmaps free blocks, the largest first, until at most keep_bytes are mapped. */
 void dcp__host_pool_trim(dcp__host_pool *p, uint64_t keep_bytes);
-/* Has the kernel give all pages of a block now. */
-void dcp__host_block_touch(const dcp__host_block *b);
 dcp__host_pool_stats dcp__host_pool_get_stats(dcp__host_pool *p);
-
-size_t dcp__page_bytes(void);
-/* Rounded up to whole pages; false on overflow. */
-bool dcp__whole_pages(size_t bytes, size_t *out);
 
 #endif

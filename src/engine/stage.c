@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/pages.h"
 #include "base/pool.h"
 #include "base/stream_copy.h"
 #include "engine/device_source.h"
@@ -281,7 +282,7 @@ static dcp_status touch_chunk(void *arg, size_t i, int worker, dcp_error *err)
     (void)err;
     const dcp__snapshot *s = arg;
     if (s->chunks[i].block) {
-        dcp__host_block_touch(s->chunks[i].block);
+        dcp__pages_touch(s->chunks[i].block->ptr, s->chunks[i].block->bytes);
     }
     return DCP_OK;
 }
@@ -336,6 +337,7 @@ static dcp_status copy_piece(void *arg, size_t i, int worker, dcp_error *err)
     const piece *p = &c->pieces[i];
     bool is_on_device = p->region->device.type != DCP_DEVICE_CPU;
     dcp_status status = DCP_OK;
+    dcp__pages_expect(p->region->to + p->offset, p->bytes); /* a first save would else spend most of its time on them */
     if (p->region->gathered.data) {
         status = is_on_device ? gather_from_device(c, p, err) : gather_from_host(p, err);
     } else {

@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "dcp/dcp.h"
+#include "base/pages.h"
 #include "device/host_pool.h"
 #include "support/look_alike.h"
 
