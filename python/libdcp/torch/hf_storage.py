@@ -267,8 +267,24 @@ class _Layout:
 class HuggingFaceStorageReader(FileSystemReader, _original.HuggingFaceStorageReader):
     """Reads every safetensors file directly in a directory, of this library, PyTorch or others, whole or as shards.
 
-    Only what is asked for is read.
+    Only what is asked for is read. With a thread_count each thread takes whole files, and asks the planner for their targets.
     """
+
+    def read_data(self, plan, planner):
+        files = collections.defaultdict(list)
+        for item in plan.items:
+            files[self.storage_data[item.storage_index].relative_path].append(item)
+        if not self._reads_in_c() or self.thread_count <= 1 or len(files) <= 1:
+            return super().read_data(plan, planner)
+        with concurrent.futures.ThreadPoolExecutor(self.thread_count) as threads:
+            work = [threads.submit(self._read_tensors, items, planner) for items in files.values()]
+            try:
+                for one in concurrent.futures.as_completed(work):
+                    one.result()
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
+        return done(None)
 
     def read_metadata(self):
         if not is_local(self):

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import struct
+import threading
 import unittest
 from unittest import mock
 
@@ -403,7 +404,45 @@ class Reader(TestCase):
         target = torch.empty(1024, 1024, dtype=torch.int32).as_subclass(Slice)
         load({"a": target}, self.path, reader=Counting)
         self.assertEqual(tensor_bytes(part), tensor_bytes(large[512:520]))
+        self.assertGreaterEqual(Counting.bytes_read, part.nbytes)
         self.assertLess(Counting.bytes_read, 4 * part.nbytes)
+
+    def test_R9_14_each_thread_takes_whole_files(self):
+        state = {name: numbered(1000, start=i) for i, name in enumerate("abcdef")}
+        save(state, self.path, fqn_to_index_mapping={name: i // 2 + 1 for i, name in enumerate("abcdef")})
+        together = threading.Barrier(3, timeout=30)  # as many files are read at the same time
+        threads = {}
+
+        class Watching(dcp.HuggingFaceStorageReader):
+            def _read_box(self, item, target):
+                thread = threading.get_ident()
+                if thread not in threads:
+                    together.wait()
+                threads.setdefault(thread, []).append(item.storage_index.fqn)
+                super()._read_box(item, target)
+
+        target = {name: torch.zeros(1000) for name in state}
+        self.assertStateEqual(load(target, self.path, reader=Watching, thread_count=3), state)
+        self.assertEqual(sorted(map(sorted, threads.values())), [["a", "b"], ["c", "d"], ["e", "f"]])
+
+    def test_R9_14_an_error_in_any_thread_fails_the_read(self):
+        state = {name: numbered(1000) for name in "abc"}
+        save(state, self.path, fqn_to_index_mapping={"a": 1, "b": 2, "c": 3})
+        for number in (1, 2, 3):
+            file = self.path / f"model-0000{number}-of-00003.safetensors"
+            whole = file.read_bytes()
+            reader = dcp.HuggingFaceStorageReader(self.path, thread_count=2)
+            read_metadata = reader.read_metadata
+
+            def cut_afterwards():
+                metadata = read_metadata()
+                file.write_bytes(whole[:-8])
+                return metadata
+
+            reader.read_metadata = cut_afterwards
+            with raises_together(self, "read"):
+                dcp.load({name: torch.zeros(1000) for name in state}, storage_reader=reader, no_dist=True)
+            file.write_bytes(whole)
 
     def test_R9_14_errors_fail_the_read(self):
         save({"a": numbered(1000)}, self.path)
