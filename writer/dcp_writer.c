@@ -1,6 +1,7 @@
 /* dcp-writer: moves ranges of shared memory to files for a process that saves, and does nothing else. It is started by the
  * library, is told what to move over its standard input, and ends when that is closed: with its parent. */
 #include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -11,10 +12,25 @@
 
 #include "engine/mover_protocol.h"
 
+#define PARENT_CHECK_MS 5000
+
 typedef struct job {
     dcp__mover_request request;
     int memory, file;
 } job;
+
+/* False when the parent is gone: children that it has forked may hold its end of the socket open. */
+static bool wait_for_request(pid_t parent)
+{
+    struct pollfd requests = {STDIN_FILENO, POLLIN, 0};
+    int n;
+    while ((n = poll(&requests, 1, PARENT_CHECK_MS)) <= 0) {
+        if (getppid() != parent || (n < 0 && errno != EINTR)) {
+            return false;
+        }
+    }
+    return true;
+}
 
 /* False at the end of the work. */
 static bool receive(job *j)
@@ -79,9 +95,10 @@ static dcp__mover_answer move(const job *j)
 int main(void)
 {
     job j;
+    pid_t parent = getppid();
     signal(SIGINT, SIG_IGN); /* of a terminal: the parent decides what becomes of its save */
     signal(SIGPIPE, SIG_IGN);
-    while (receive(&j)) {
+    while (wait_for_request(parent) && receive(&j)) {
         dcp__mover_answer answer = move(&j);
         close(j.memory);
         close(j.file);

@@ -149,6 +149,10 @@ DCP_API dcp_status dcp_op_get_progress(dcp_op *op, dcp_op_progress *progress, dc
  * allowed. */
 DCP_API void dcp_op_free(dcp_op *op);
 
+/* What low_priority does, for saves that a program makes in threads of its own: the calling thread, and those that it starts from
+ * now on, run as batch work, with the lowest CPU priority and the idle I/O class. What the system refuses is done without. */
+DCP_API void dcp_lower_priority(void);
+
 #ifdef __cplusplus
 }
 #endif

@@ -40,6 +40,17 @@ typedef struct dcp_plan_cache dcp_plan_cache;
 DCP_API dcp_status dcp_plan_cache_create(dcp_context *ctx, dcp_plan_cache **out, dcp_error *err);
 DCP_API void dcp_plan_cache_free(dcp_plan_cache *cache); /* NULL is allowed */
 
+/* A process of its own, dcp-writer, for programs whose own threads must not wait for storage: it moves the bytes of large
+ * payloads to local files and does nothing else. It is started when the first save needs it, serves all saves with the handle,
+ * one request at a time, is replaced when it has died, and ends with the handle or with this process. */
+typedef struct dcp_helper dcp_helper;
+
+/* path: of dcp-writer; NULL: as the environment's DCP_WRITER says, else beside the library. Nothing is started yet. Errors:
+ * UNSUPPORTED (there is none), ARG, NOMEM. Local. */
+DCP_API dcp_status dcp_helper_create(dcp_context *ctx, const char *path, dcp_helper **out, dcp_error *err);
+/* Ends the process. No save may be using it. NULL is allowed. */
+DCP_API void dcp_helper_free(dcp_helper *helper);
+
 typedef struct dcp_save_opts {
     size_t struct_size;
     dcp_storage *storage; /* where path is a directory's name ("" the root); NULL: the local file system. Borrowed. */
@@ -74,6 +85,7 @@ typedef struct dcp_save_opts {
      * are computed in, fetched right before the call; NULL: the device's default stream. */
     void *stream;
     uint64_t copy_ahead_bytes; /* each thread copies so much to the host while it writes what came before; 0: nothing */
+    dcp_helper *helper;        /* large payloads are written by its process; NULL: by this one. Borrowed. */
 } dcp_save_opts;
 
 #define DCP_COPY_AHEAD_BYTES 3145728u
@@ -258,8 +270,8 @@ typedef struct dcp_written {
 } dcp_written;
 
 /* Writes all items of a plan to files of that prefix, which must not be there yet, and makes them durable: out[i] is the place of
- * item i. Of opts count storage, no_sync, files, file_per_item, align_payloads, serialization, transform and progress. After an
- * error none of the files is left. report may be NULL. Errors: as dcp_save; EXISTS (a file of that name). */
+ * item i. Of opts count storage, no_sync, files, file_per_item, align_payloads, serialization, transform, progress and helper.
+ * After an error none of the files is left. report may be NULL. Errors: as dcp_save; EXISTS (a file of that name). */
 DCP_API dcp_status dcp_write_files(dcp_context *ctx, const char *path, const char *prefix, const dcp_save_plan *plan,
                                    const dcp_save_opts *opts, dcp_written *out, dcp_save_report *report, dcp_error *err);
 

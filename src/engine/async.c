@@ -69,8 +69,8 @@ static bool note_progress(void *user, uint64_t done, uint64_t total)
 
 /* ---- the thread ---- */
 
-/* Threads that are started from this one inherit all of it. What the system refuses is done without. */
-static void lower_priority(void)
+/* Threads that are started from this one inherit all of it. */
+void dcp_lower_priority(void)
 {
     enum { IOPRIO_WHO_PROCESS = 1, IOPRIO_CLASS_IDLE = 3, IOPRIO_CLASS_SHIFT = 13 };
     const struct sched_param none = {0};
@@ -81,7 +81,9 @@ static void lower_priority(void)
 
 static dcp_status write_and_commit(dcp_op *op, dcp_save_session *session, dcp_error *err)
 {
-    session->mover = op->stager->mover;
+    if (op->stager->mover) {
+        session->mover = op->stager->mover;
+    }
     dcp_status status = dcp_plan_save_global(session, op->plan, err);
     if (status == DCP_OK) {
         set_phase(op, DCP_PHASE_WRITING);
@@ -146,7 +148,7 @@ static void *run(void *arg)
     dcp_op *op = arg;
     dcp_error err = DCP_ERROR_INIT;
     if (op->opts.low_priority && op->has_thread) {
-        lower_priority();
+        dcp_lower_priority();
     }
     dcp_status status = op->staged_status;
     if (status == DCP_OK && op->opts.stage_later) {

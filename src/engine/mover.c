@@ -15,13 +15,20 @@
 #include "engine/mover_protocol.h"
 #include "storage/storage.h"
 
-struct dcp__mover {
+/* One write of a large payload, as the engine has it. */
+#define BOUNCE_BYTES ((size_t)1 << 20)
+
+struct dcp_helper {
     dcp_context *ctx;
-    dcp__host_pool *pool; /* borrowed */
+    dcp__host_pool *pool; /* borrowed; NULL: none */
     char *executable;
     pthread_mutex_t lock; /* guards the fields below: one request at a time */
     pid_t process;        /* 0: none is running */
+    pid_t parent;         /* that started it; a fork of that process has no part in it */
     int socket;
+    pthread_mutex_t bounce_lock; /* guards the fields below, and the block's content */
+    dcp__host_pool *own;         /* made when memory that is not shared is first written */
+    dcp__host_block *bounce;     /* of it */
 };
 
 /* ---- where it is ---- */
@@ -78,6 +85,7 @@ dcp_status dcp__mover_create(dcp_context *ctx, dcp__host_pool *pool, const char 
     m->ctx = ctx;
     m->pool = pool;
     pthread_mutex_init(&m->lock, NULL);
+    pthread_mutex_init(&m->bounce_lock, NULL);
     dcp_status status = find_executable(m, executable, err);
     if (status != DCP_OK) {
         dcp__mover_free(m);
@@ -116,12 +124,23 @@ static dcp_status start(dcp__mover *m, dcp_error *err)
         return dcp__fail_errno(err, code, "%s cannot be started", m->executable);
     }
     m->socket = ends[0];
+    m->parent = getpid();
     return DCP_OK;
 }
 
-/* Closing the socket ends it, if it has not ended. */
+/* A forked child has a copy of the socket, which is the parent's business. */
+static void forget_parents(dcp__mover *m)
+{
+    if (m->process && m->parent != getpid()) {
+        close(m->socket);
+        m->process = 0;
+    }
+}
+
+/* Ends it, if it has not ended: it reads the end of the socket, also if a forked child keeps a copy open. */
 static void end(dcp__mover *m, int *status)
 {
+    shutdown(m->socket, SHUT_RDWR);
     close(m->socket);
     while (waitpid(m->process, status, 0) < 0 && errno == EINTR) {
     }
@@ -172,6 +191,7 @@ static bool receive_answer(dcp__mover *m, dcp__mover_answer *answer)
 static dcp_status ask(dcp__mover *m, const dcp__mover_request *r, int memory, int file, dcp__mover_answer *answer, dcp_error *err)
 {
     pthread_mutex_lock(&m->lock);
+    forget_parents(m);
     dcp_status status = m->process ? DCP_OK : start(m, err);
     if (status == DCP_OK && !(send_request(m, r, memory, file) && receive_answer(m, answer))) {
         status = tell_end(m, err);
@@ -182,13 +202,10 @@ static dcp_status ask(dcp__mover *m, const dcp__mover_request *r, int memory, in
 
 /* ---- calls ---- */
 
-dcp_status dcp__mover_write_at(dcp__mover *m, dcp_file *f, const void *bytes, size_t n, uint64_t offset, dcp_error *err)
+/* From a shared block. */
+static dcp_status move(dcp__mover *m, const dcp__host_block *b, const void *bytes, size_t n, int file, uint64_t offset,
+                       dcp_error *err)
 {
-    int file = dcp__posix_descriptor(f);
-    const dcp__host_block *b = file >= 0 && n ? dcp__host_pool_find(m->pool, bytes, n) : NULL;
-    if (!b || b->fd < 0) {
-        return f->storage->ops->write_at(f, bytes, n, offset, err);
-    }
     dcp__mover_request request = {DCP__MOVER_VERSION, 0, (uint64_t)((const char *)bytes - b->ptr), offset, n};
     dcp__mover_answer answer = {0};
     dcp_status status = ask(m, &request, b->fd, file, &answer, err);
@@ -202,15 +219,61 @@ dcp_status dcp__mover_write_at(dcp__mover *m, dcp_file *f, const void *bytes, si
     return status;
 }
 
+static dcp_status make_bounce(dcp__mover *m, dcp_error *err)
+{
+    dcp__host_pool_opts opts = {.is_shared = true};
+    dcp_status status = m->own ? DCP_OK : dcp__host_pool_create(m->ctx, &opts, &m->own, err);
+    return status == DCP_OK && !m->bounce ? dcp__host_pool_acquire(m->own, BOUNCE_BYTES, false, &m->bounce, err) : status;
+}
+
+/* From anywhere, piece by piece. The copy costs little: the checksum has just brought these bytes into the cache. */
+static dcp_status copy_and_move(dcp__mover *m, const char *bytes, size_t n, int file, uint64_t offset, dcp_error *err)
+{
+    pthread_mutex_lock(&m->bounce_lock);
+    dcp_status status = make_bounce(m, err);
+    for (size_t done = 0; done < n && status == DCP_OK; done += BOUNCE_BYTES) {
+        size_t part = n - done < BOUNCE_BYTES ? n - done : BOUNCE_BYTES;
+        memcpy(m->bounce->ptr, bytes + done, part);
+        status = move(m, m->bounce, m->bounce->ptr, part, file, offset + done, err);
+    }
+    pthread_mutex_unlock(&m->bounce_lock);
+    return status;
+}
+
+dcp_status dcp__mover_write_at(dcp__mover *m, dcp_file *f, const void *bytes, size_t n, uint64_t offset, dcp_error *err)
+{
+    int file = dcp__posix_descriptor(f);
+    if (file < 0 || n == 0) {
+        return f->storage->ops->write_at(f, bytes, n, offset, err);
+    }
+    const dcp__host_block *b = m->pool ? dcp__host_pool_find(m->pool, bytes, n) : NULL;
+    return b && b->fd >= 0 ? move(m, b, bytes, n, file, offset, err) : copy_and_move(m, bytes, n, file, offset, err);
+}
+
 void dcp__mover_free(dcp__mover *m)
 {
     if (m) {
         int unused;
+        forget_parents(m);
         if (m->process) {
             end(m, &unused);
         }
+        dcp__host_pool_free(m->own);
+        pthread_mutex_destroy(&m->bounce_lock);
         pthread_mutex_destroy(&m->lock);
         dcp__free(m->ctx, m->executable);
         dcp__free(m->ctx, m);
     }
+}
+
+/* ---- for saves without a stager ---- */
+
+dcp_status dcp_helper_create(dcp_context *ctx, const char *path, dcp_helper **out, dcp_error *err)
+{
+    return out ? dcp__mover_create(dcp__context(ctx), NULL, path, out, err) : dcp__fail(err, DCP_ARG, "helper: no place for it");
+}
+
+void dcp_helper_free(dcp_helper *helper)
+{
+    dcp__mover_free(helper);
 }

@@ -451,6 +451,7 @@ static dcp_status make_session(dcp_context *ctx, const char *path, const dcp_sav
     if (status != DCP_OK) {
         return status;
     }
+    s->mover = s->opts.helper;
     s->rank = s->opts.rank_local ? s->opts.rank : dcp__step_rank(step);
     s->world = s->opts.rank_local ? s->opts.world : dcp__step_size(step);
     s->is_coordinator = s->opts.rank_local || s->rank == s->opts.coordinator;

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -202,7 +203,7 @@ static void helper__survives_a_failed_save(void **unused)
     dcp_stager_free(stager);
 }
 
-/* What it cannot write it says, with the system's words, and goes on; what is no shared memory is none of its business. */
+/* What it cannot write it says, with the system's words, and goes on; what is no shared memory reaches it by way of a block. */
 static void helper__tells_what_it_cannot_write(void **unused)
 {
     (void)unused;
@@ -215,6 +216,7 @@ static void helper__tells_what_it_cannot_write(void **unused)
     dcp_error err = DCP_ERROR_INIT;
     int n;
     char own[100] = "own memory", back[12] = "";
+    char *large = malloc(3 * MIB + 7), *large_back = malloc(3 * MIB + 7);
     size_t got;
     dcp__host_pool_opts opts = {.is_shared = true};
     assert_int_equal(dcp_context_create(NULL, &ctx, NULL), DCP_OK);
@@ -226,21 +228,95 @@ static void helper__tells_what_it_cannot_write(void **unused)
     assert_int_equal(st->ops->open(st, "file", DCP_OPEN_READ, &for_reading, NULL), DCP_OK);
     memcpy(b->ptr + 4099, "shared memory", 13);
     assert_int_equal(dcp__mover_write_at(m, for_writing, own, 10, 0, NULL), DCP_OK);
-    assert_int_equal(find_helper(&n), 0);
+    pid_t first = find_helper(&n);
+    assert_int_equal(n, 1);
+    assert_int_equal(dcp__mover_write_at(m, for_reading, own, 10, 1000, &err), DCP_IO);
+    assert_int_equal(err.offset, 1000);
     assert_int_equal(dcp__mover_write_at(m, for_reading, b->ptr + 4099, 13, 5, &err), DCP_IO);
     assert_int_equal(err.offset, 5);
-    pid_t helper = find_helper(&n);
-    assert_int_equal(n, 1);
     assert_int_equal(dcp__mover_write_at(m, for_writing, b->ptr + 4099, 6, 4, NULL), DCP_OK);
-    assert_int_equal(find_helper(&n), helper);
     assert_int_equal(st->ops->read_at(for_reading, back, 11, 0, &got, NULL), DCP_OK);
     assert_string_equal(back, "own shared");
+    for (size_t i = 0; i < 3 * MIB + 7; i++) {
+        large[i] = (char)(i * 131 >> 7);
+    }
+    assert_int_equal(dcp__mover_write_at(m, for_writing, large, 3 * MIB + 7, 11, NULL), DCP_OK);
+    assert_int_equal(st->ops->read_at(for_reading, large_back, 3 * MIB + 7, 11, &got, NULL), DCP_OK);
+    assert_memory_equal(large_back, large, 3 * MIB + 7);
+    assert_int_equal(find_helper(&n), first);
+    free(large);
+    free(large_back);
     st->ops->close(for_reading, NULL);
     st->ops->close(for_writing, NULL);
     dcp_storage_free(st);
     dcp__mover_free(m);
     dcp__host_pool_free(pool);
     dcp_context_free(ctx);
+}
+
+static dcp_status save_with(const char *path, dcp_value *state, dcp_helper *helper, dcp_error *err)
+{
+    dcp_save_opts opts = DCP_SAVE_OPTS_INIT;
+    opts.overwrite = opts.no_sync = true;
+    opts.helper = helper;
+    return dcp_save(NULL, path, state, &opts, NULL, err);
+}
+
+/* R7.16, R7.17: for saves of any kind, from memory of any kind, and across forks: a child has one of its own. */
+static void helper__serves_saves_without_a_stager(void **unused)
+{
+    (void)unused;
+    int n, ended;
+    dcp_helper *helper;
+    dcp_error err = DCP_ERROR_INIT;
+    dcp_value *state = state_of(3, 3 * MIB + 5, 7);
+    assert_int_equal(dcp_helper_create(NULL, "/nowhere/dcp-writer", &helper, NULL), DCP_UNSUPPORTED);
+    assert_int_equal(dcp_helper_create(NULL, NULL, &helper, NULL), DCP_OK);
+    assert_int_equal(save_with(path_of("plain"), state, helper, NULL), DCP_OK);
+    pid_t first = find_helper(&n);
+    assert_int_equal(n, 1);
+    assert_holds(path_of("plain"), state);
+    pid_t child = fork();
+    if (child == 0) {
+        dcp_status status = save_with(path_of("of a child"), state, helper, NULL);
+        bool has_own = find_helper(&n) != 0;
+        dcp_helper_free(helper);
+        _exit(status == DCP_OK && has_own && find_helper(&n) == 0 ? 0 : 1);
+    }
+    assert_int_equal(waitpid(child, &ended, 0), child);
+    assert_int_equal(ended, 0);
+    assert_holds(path_of("of a child"), state);
+    assert_int_equal(find_helper(&n), first);
+    kill(first, SIGKILL);
+    assert_int_equal(save_with(path_of("plain"), state, helper, &err), DCP_IO);
+    assert_non_null(strstr(err.message, "signal 9"));
+    assert_holds(path_of("plain"), state);
+    assert_int_equal(save_with(path_of("plain"), state, helper, NULL), DCP_OK);
+    assert_int_not_equal(find_helper(&n), first);
+    dcp_helper_free(helper);
+    assert_int_equal(find_helper(&n), 0);
+    dcp_value_free(state);
+}
+
+/* A child that the program has forked keeps its end of the socket open; that keeps nobody waiting. */
+static void helper__ends_although_a_fork_holds_the_socket(void **unused)
+{
+    (void)unused;
+    int n, ended;
+    dcp_helper *helper;
+    dcp_value *state = state_of(1, MIB, 7);
+    assert_int_equal(dcp_helper_create(NULL, NULL, &helper, NULL), DCP_OK);
+    assert_int_equal(save_with(path_of("held"), state, helper, NULL), DCP_OK);
+    pid_t child = fork();
+    if (child == 0) {
+        pause();
+        _exit(0);
+    }
+    dcp_helper_free(helper);
+    assert_int_equal(find_helper(&n), 0);
+    kill(child, SIGKILL);
+    assert_int_equal(waitpid(child, &ended, 0), child);
+    dcp_value_free(state);
 }
 
 static void helper__absent_or_wrong_ones_are_told(void **unused)
@@ -279,9 +355,13 @@ static int remove_dir(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(helper__one_serves_all_saves_of_a_stager), cmocka_unit_test(helper__a_killed_one_is_told_and_replaced),
-        cmocka_unit_test(helper__survives_a_failed_save),           cmocka_unit_test(helper__tells_what_it_cannot_write),
+        cmocka_unit_test(helper__one_serves_all_saves_of_a_stager),
+        cmocka_unit_test(helper__a_killed_one_is_told_and_replaced),
+        cmocka_unit_test(helper__survives_a_failed_save),
+        cmocka_unit_test(helper__tells_what_it_cannot_write),
         cmocka_unit_test(helper__absent_or_wrong_ones_are_told),
+        cmocka_unit_test(helper__serves_saves_without_a_stager),
+        cmocka_unit_test(helper__ends_although_a_fork_holds_the_socket),
     };
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
 }
