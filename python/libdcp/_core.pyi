@@ -67,6 +67,16 @@ class Group:
 class PlanCache:
     def __init__(self) -> None: ...
 
+class Helper:
+    def __init__(self, path: _Path = ...) -> None: ...
+
+class Control:
+    def __init__(self, *, max_bytes_per_second: float = 0) -> None: ...
+    @property
+    def is_canceled(self) -> bool: ...
+    def cancel(self) -> None: ...
+    def state(self) -> tuple[int, int, float]: ...
+
 class Checkpoint:
     def info(self) -> dict[str, Any]: ...
     def names(self) -> list[str]: ...
@@ -99,9 +109,10 @@ def save(path: _Path, tree: Mapping[Any, Any], *, describe: _Describe, pickle: C
          file_per_item: bool = False, serialization: str = "torch_save", transform: str | None = None, target_release: int = 0,
          save_id: str | None = None, checkpoint_id: str | None = None, dedup_to_lowest: bool = False, check_content: bool = False,
          per_rank: Sequence[str] = (), cache: PlanCache | None = None, rank_local: tuple[int, int] | None = None, threads: int = 0,
-         memory_bytes: int = 0, on_failure: Literal["return", "warn"] | str = "return", progress: _Progress | None = None,
+         memory_bytes: int = 0, on_failure: Literal["return", "warn"] | str = "return",
+         progress: _Progress | Control | None = None,
          tensor_types: tuple[type, ...] = (), align_payloads: bool = False, stream: int | None = None,
-         copy_ahead_bytes: int = ...) -> dict[str, Any]: ...
+         copy_ahead_bytes: int = ..., helper: Helper | None = None) -> dict[str, Any]: ...
 def load(source: _Path | Checkpoint, tree: dict[Any, Any], *, describe: _Describe,
          load_object: Callable[[str, bytes], Any] | None = None,
          convert: Callable[[str, Any, str], _Descriptor | None] | None = None, group: Group | None = None, partial: bool = False,
@@ -122,7 +133,9 @@ def claim(path: _Path, *, overwrite: bool = False, world: int = 1, sync: bool = 
 def write_items(path: _Path, prefix: str, items: Sequence[_Descriptor | Buffer], *, files: int = 1, file_per_item: bool = False,
                 sync: bool = True, transform: str | None = None, serialization: str = "torch_save", threads: int = 0,
                 memory_bytes: int = 0, align_payloads: bool = False,
-                progress: _Progress | None = None, stream: int | None = None) -> list[tuple[str, int, int]]: ...
+                progress: _Progress | Control | None = None, stream: int | None = None,
+                helper: Helper | None = None) -> list[tuple[str, int, int]]: ...
+def lower_priority() -> None: ...  # of the calling thread and those that it starts
 def copy_many(copies: Iterable[tuple[int, int, int]], threads: int = 2) -> int: ...  # (target address, source address, bytes)
 def convert(source: _Path, target: _Path, *, form: str = "dcp", include: Sequence[str] = (), exclude: Sequence[str] = (),
             edits: Sequence[str] = (), cast_names: Sequence[str] = (), cast_dtypes: Sequence[str] = (),

@@ -39,10 +39,11 @@ PyObject *errors_fetch(void);
 
 /* One call of the library: what its hooks need. First member of what is given to them as `user`. */
 typedef struct core_call {
-    PyObject *progress;  /* borrowed; NULL: none */
-    PyObject *exception; /* raised by a callback */
-    bool is_main;        /* made by the thread that handles signals */
-    bool is_watched;     /* that thread waits and looks around while another one works */
+    PyObject *progress;           /* borrowed; NULL: none */
+    struct core_control *control; /* borrowed; NULL: none */
+    PyObject *exception;          /* raised by a callback */
+    bool is_main;                 /* made by the thread that handles signals */
+    bool is_watched;              /* that thread waits and looks around while another one works */
     pthread_t caller;
     double last_told;  /* of whoever has the hook */
     PyObject *context; /* capsule that owns ctx */
@@ -62,7 +63,7 @@ PyObject *context_new(int threads, unsigned long long memory_bytes, dcp_context 
 
 typedef dcp_status (*core_work)(void *arg, dcp_error *err);
 
-/* progress: a callable, None or NULL. */
+/* progress: a callable, a Control, None or NULL. */
 int call_begin(core_call *c, int threads, unsigned long long memory_bytes, PyObject *progress);
 /* Runs work(arg) without the interpreter lock. With may_move it runs in a thread of its own while this one looks after signals
  * and progress; without it, for communicators that stay on the caller's thread, both are done between its steps. Returns its
@@ -174,6 +175,19 @@ int group_init(PyObject *module);
 int group_use(PyObject *group, dcp_comm **comm);
 /* After the call: takes over what one of the group's functions raised, if *exception is NULL. */
 void group_done(PyObject *group, PyObject **exception);
+
+/* ---- py_background.c ---- */
+
+typedef struct core_control core_control;
+
+int background_init(PyObject *module);
+/* The handle of a Helper or None; *out is NULL for None. */
+int helper_use(PyObject *object, dcp_helper **out);
+/* NULL if the object is none. */
+core_control *control_of(PyObject *object);
+/* How far the work is; waits if it is too fast. False: it is to end. From one thread at a time, without the interpreter lock. */
+bool control_note(core_control *c, uint64_t done_bytes, uint64_t total_bytes);
+PyObject *core_lower_priority(PyObject *module, PyObject *unused);
 
 /* ---- py_save.c, py_load.c, py_checkpoint.c, py_writer.c, py_convert.c ---- */
 

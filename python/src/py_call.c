@@ -110,11 +110,12 @@ int call_begin(core_call *c, int threads, unsigned long long memory_bytes, PyObj
 {
     *c = (core_call){.err = DCP_ERROR_INIT, .is_main = gettid() == getpid(), .caller = pthread_self()};
     if (progress && progress != Py_None) {
-        if (!PyCallable_Check(progress)) {
+        c->control = control_of(progress);
+        c->progress = c->control ? NULL : progress;
+        if (c->progress && !PyCallable_Check(progress)) {
             PyErr_SetString(PyExc_TypeError, "progress must be callable");
             return -1;
         }
-        c->progress = progress;
     }
     pthread_mutex_init(&c->lock, NULL);
     pthread_condattr_t attr;
@@ -194,6 +195,9 @@ bool call_progress(void *user, uint64_t done_bytes, uint64_t total_bytes)
 {
     core_call *c = user;
     bool is_last = done_bytes == total_bytes, is_own = !c->is_watched && pthread_equal(pthread_self(), c->caller);
+    if (c->control && !control_note(c->control, done_bytes, total_bytes)) {
+        return false;
+    }
     pthread_mutex_lock(&c->lock);
     if (c->is_watched && c->progress && !c->is_stopped && is_due(c, is_last)) {
         hand_over(c, done_bytes, total_bytes);

@@ -47,9 +47,12 @@ static PyMethodDef functions[] = {
      "saves to it until publish() or abort(). ExistsError if a checkpoint or another save is there."},
     {"write_items", WITH_KEYWORDS(core_write_items),
      "write_items(path, prefix, items, *, files=1, file_per_item=False, sync=True, transform=None, serialization='torch_save',\n"
-     "threads=0, memory_bytes=0, align_payloads=False, progress=None)\n--\n\n"
+     "threads=0, memory_bytes=0, align_payloads=False, progress=None, stream=None, helper=None)\n--\n\n"
      "Writes tensor descriptors and finished records (bytes-like) to <prefix><n>.distcp, which must not be there yet. Returns\n"
      "(file, offset, length) of each. After a failure none of its files is left."},
+    {"lower_priority", core_lower_priority, METH_NOARGS,
+     "lower_priority()\n--\n\nThe calling thread, and those that it starts, run as batch work: lowest CPU priority, idle I/O "
+     "class."},
     {"copy_many", WITH_KEYWORDS(core_copy_many),
      "copy_many(copies, threads=2)\n--\n\nCopies host memory, given as (target address, source address, bytes). The caller keeps "
      "it alive."},
@@ -66,7 +69,7 @@ PyMODINIT_FUNC PyInit__core(void)
 {
     PyObject *module = PyModule_Create(&definition);
     if (!module || init_names() < 0 || errors_init(module) < 0 || memory_init(module) < 0 || group_init(module) < 0 ||
-        plan_cache_init(module) < 0 || checkpoint_init(module) < 0 || claim_init(module) < 0 ||
+        plan_cache_init(module) < 0 || checkpoint_init(module) < 0 || claim_init(module) < 0 || background_init(module) < 0 ||
         PyModule_AddStringConstant(module, "__version__", dcp_version()) < 0) {
         Py_XDECREF(module);
         return NULL;

@@ -60,7 +60,7 @@ int plan_cache_init(PyObject *module)
 
 typedef struct save_args {
     PyObject *path, *tree; /* path: bytes, owned */
-    PyObject *describe, *pickle, *group, *per_rank, *cache, *rank_local, *progress, *tensor_types, *stream;
+    PyObject *describe, *pickle, *group, *per_rank, *cache, *rank_local, *progress, *tensor_types, *stream, *helper;
     const char *serialization, *on_failure;
     int threads;
     unsigned long long memory_bytes;
@@ -69,46 +69,23 @@ typedef struct save_args {
     const char **patterns;
 } save_args;
 
-static char *keywords[] = {"path",
-                           "tree",
-                           "describe",
-                           "pickle",
-                           "group",
-                           "coordinator",
-                           "overwrite",
-                           "sync",
-                           "files",
-                           "file_per_item",
-                           "serialization",
-                           "transform",
-                           "target_release",
-                           "save_id",
-                           "checkpoint_id",
-                           "dedup_to_lowest",
-                           "check_content",
-                           "per_rank",
-                           "cache",
-                           "rank_local",
-                           "threads",
-                           "memory_bytes",
-                           "on_failure",
-                           "progress",
-                           "tensor_types",
-                           "align_payloads",
-                           "stream",
-                           "copy_ahead_bytes",
-                           NULL};
+static char *keywords[] = {
+    "path",           "tree",           "describe",      "pickle",           "group",         "coordinator",
+    "overwrite",      "sync",           "files",         "file_per_item",    "serialization", "transform",
+    "target_release", "save_id",        "checkpoint_id", "dedup_to_lowest",  "check_content", "per_rank",
+    "cache",          "rank_local",     "threads",       "memory_bytes",     "on_failure",    "progress",
+    "tensor_types",   "align_payloads", "stream",        "copy_ahead_bytes", "helper",        NULL};
 
 static int parse(save_args *a, PyObject *args, PyObject *kwargs)
 {
     unsigned long long copy_ahead = DCP_COPY_AHEAD_BYTES;
     *a = (save_args){.serialization = "torch_save", .on_failure = "return", .sync = 1, .opts = DCP_SAVE_OPTS_INIT};
     int is_good = PyArg_ParseTupleAndKeywords(
-        args, kwargs, "O&O|$OOOippipszizzppOOOiKsOOpOK:save", keywords, PyUnicode_FSConverter, &a->path, &a->tree, &a->describe,
+        args, kwargs, "O&O|$OOOippipszizzppOOOiKsOOpOKO:save", keywords, PyUnicode_FSConverter, &a->path, &a->tree, &a->describe,
         &a->pickle, &a->group, &a->opts.coordinator, &a->overwrite, &a->sync, &a->opts.files, &a->file_per_item,
         &a->serialization, &a->opts.transform, &a->opts.target_release, &a->opts.save_id, &a->opts.checkpoint_id,
         &a->dedup_to_lowest, &a->check_content, &a->per_rank, &a->cache, &a->rank_local, &a->threads, &a->memory_bytes,
-        &a->on_failure, &a->progress, &a->tensor_types, &a->align_payloads, &a->stream, &copy_ahead);
+        &a->on_failure, &a->progress, &a->tensor_types, &a->align_payloads, &a->stream, &copy_ahead, &a->helper);
     a->opts.copy_ahead_bytes = copy_ahead;
     return is_good ? 0 : -1;
 }
@@ -164,7 +141,7 @@ static int set_opts(save_args *a)
         }
     }
     if (set_enums(a) < 0 || set_cache(a) < 0 || strings_from(a->per_rank, &a->patterns, &o->n_per_rank) < 0 ||
-        stream_from(a->stream, &o->stream) < 0) {
+        stream_from(a->stream, &o->stream) < 0 || helper_use(a->helper, &o->helper) < 0) {
         return -1;
     }
     o->per_rank = a->patterns;

@@ -194,17 +194,18 @@ PyObject *core_write_items(PyObject *module, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"path",           "prefix",    "items",         "files",   "file_per_item",
                                "sync",           "transform", "serialization", "threads", "memory_bytes",
-                               "align_payloads", "progress",  "stream",        NULL};
+                               "align_payloads", "progress",  "stream",        "helper",  NULL};
     shared_args a = {.sync = 1, .serialization = "torch_save", .opts = DCP_SAVE_OPTS_INIT};
     const char *prefix;
-    PyObject *items, *stream = NULL, *result = NULL;
+    PyObject *items, *stream = NULL, *helper = NULL, *result = NULL;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&sO|$ippzsiKpOO:write_items", keywords, PyUnicode_FSConverter, &a.path,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&sO|$ippzsiKpOOO:write_items", keywords, PyUnicode_FSConverter, &a.path,
                                      &prefix, &items, &a.opts.files, &a.file_per_item, &a.sync, &a.opts.transform,
-                                     &a.serialization, &a.threads, &a.memory_bytes, &a.align_payloads, &a.progress, &stream)) {
+                                     &a.serialization, &a.threads, &a.memory_bytes, &a.align_payloads, &a.progress, &stream,
+                                     &helper)) {
         return NULL;
     }
-    bool is_good = set_shared(&a) == 0 && stream_from(stream, &a.opts.stream) == 0;
+    bool is_good = set_shared(&a) == 0 && stream_from(stream, &a.opts.stream) == 0 && helper_use(helper, &a.opts.helper) == 0;
     PyObject *tuple = is_good ? PySequence_Tuple(items) : NULL;
     result = tuple ? write_all(&a, prefix, tuple) : NULL;
     Py_XDECREF(tuple);

@@ -243,7 +243,7 @@ static dcp_status copy_and_move(dcp__mover *m, const char *bytes, size_t n, int 
 dcp_status dcp__mover_write_at(dcp__mover *m, dcp_file *f, const void *bytes, size_t n, uint64_t offset, dcp_error *err)
 {
     int file = dcp__posix_descriptor(f);
-    if (file < 0 || n == 0) {
+    if (!m || file < 0 || n == 0) {
         return f->storage->ops->write_at(f, bytes, n, offset, err);
     }
     const dcp__host_block *b = m->pool ? dcp__host_pool_find(m->pool, bytes, n) : NULL;

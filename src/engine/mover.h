@@ -16,8 +16,8 @@ dcp_status dcp__mover_create(dcp_context *ctx, dcp__host_pool *pool, const char 
 void dcp__mover_free(dcp__mover *m);
 
 /* As write_at of the file's storage. What does not lie in the pool's shared memory goes by way of a block of the mover's own;
- * what does not go to the local file system is written by the caller's process. From any thread. Errors: also IO, with the way in
- * which the process has ended. */
+ * what does not go to the local file system is written by the caller's process, as is everything where m is NULL. From any
+ * thread. Errors: also IO, with the way in which the process has ended. */
 dcp_status dcp__mover_write_at(dcp__mover *m, dcp_file *f, const void *bytes, size_t n, uint64_t offset, dcp_error *err);
 
 #endif

@@ -184,12 +184,6 @@ static dcp_status write_pack(run *r, const task *t, worker *w, dcp_error *err)
 
 /* ---- large records ---- */
 
-static dcp_status put_block(const run *r, dcp_file *f, const void *block, size_t n, uint64_t at, dcp_error *err)
-{
-    dcp__mover *mover = r->session->mover;
-    return mover ? dcp__mover_write_at(mover, f, block, n, at, err) : f->storage->ops->write_at(f, block, n, at, err);
-}
-
 /* One storage: block after block, each checksummed while it is in the cache. */
 static dcp_status write_payload(run *r, const dcp__record *rec, size_t k, uint64_t at, worker *w, uint32_t *crc, dcp_error *err)
 {
@@ -206,7 +200,7 @@ static dcp_status write_payload(run *r, const dcp__record *rec, size_t k, uint64
             *crc = dcp__crc32(*crc, block + i, part);
             dcp__hasher_update(w->hasher, block + i, part);
         }
-        status = status == DCP_OK ? put_block(r, f, block, n, at + done, err) : status;
+        status = status == DCP_OK ? dcp__mover_write_at(r->session->mover, f, block, n, at + done, err) : status;
         status = status == DCP_OK ? dcp__session_advance(r->session, n, r->layout->payload_bytes, err) : status;
         done += n;
     }

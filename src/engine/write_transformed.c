@@ -7,6 +7,8 @@
 #include "format/transform.h"
 #include "state/value.h"
 
+#define MOVED_BYTES ((size_t)64 << 10) /* shorter writes take longer to hand over than to make */
+
 /* A record as a source that is read once, from front to back: piece, payload, piece, ... */
 typedef struct stream {
     dcp_save_session *session;
@@ -21,6 +23,7 @@ typedef struct stream {
 } stream;
 
 typedef struct sink {
+    dcp__mover *mover; /* NULL: none */
     dcp_file *file;
     uint64_t offset;
     dcp__hasher *hasher;
@@ -106,7 +109,8 @@ static dcp_status put(void *user, const void *bytes, size_t n, dcp_error *err)
 {
     sink *k = user;
     dcp__hasher_update(k->hasher, bytes, n);
-    dcp_status status = k->file->storage->ops->write_at(k->file, bytes, n, k->offset, err);
+    dcp__mover *mover = n >= MOVED_BYTES ? k->mover : NULL;
+    dcp_status status = dcp__mover_write_at(mover, k->file, bytes, n, k->offset, err);
     k->offset += n;
     return status;
 }
@@ -146,7 +150,7 @@ static dcp_status write_file(void *arg, size_t i, int w, dcp_error *err)
     (void)w;
     run *r = arg;
     const dcp__layout_file *f = &r->layout->files[i];
-    sink k = {.file = r->files[i]};
+    sink k = {.mover = r->session->mover, .file = r->files[i]};
     k.hasher = dcp__alloc_aligned(r->session->ctx, 64, dcp__hasher_bytes());
     dcp_status status = k.hasher ? DCP_OK : dcp__nomem(err);
     for (size_t n = 0; n < f->n && status == DCP_OK; n++) {

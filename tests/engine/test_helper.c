@@ -276,6 +276,11 @@ static void helper__serves_saves_without_a_stager(void **unused)
     pid_t first = find_helper(&n);
     assert_int_equal(n, 1);
     assert_holds(path_of("plain"), state);
+    dcp_save_opts packed = DCP_SAVE_OPTS_INIT;
+    packed.helper = helper;
+    packed.transform = "stream.zstd/1";
+    assert_int_equal(dcp_save(NULL, path_of("packed"), state, &packed, NULL, NULL), DCP_OK);
+    assert_holds(path_of("packed"), state);
     pid_t child = fork();
     if (child == 0) {
         dcp_status status = save_with(path_of("of a child"), state, helper, NULL);

@@ -27,5 +27,10 @@ with tempfile.TemporaryDirectory() as place:
         assert isinstance(e, RuntimeError) and e.code == "EXISTS"
     else:
         raise AssertionError("a checkpoint was replaced")
+with tempfile.TemporaryDirectory() as place:
+    # The helper process is beside the extension.
+    [(file, offset, length)] = libdcp._core.write_items(place, "__0_", [bytes(range(256)) * 4096], helper=libdcp._core.Helper())
+    with open(os.path.join(place, file), "rb") as written:
+        assert written.read() == bytes(range(256)) * 4096
 assert "numpy" not in sys.modules
 print("libdcp", libdcp.__version__, "works by itself")

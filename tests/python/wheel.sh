@@ -41,6 +41,7 @@ done <"$work/needs"
 for file in __init__.py _core.pyi py.typed; do
     [ -f "$folder/$file" ] || { echo "the wheel lacks $file"; exit 1; }
 done
+[ -x "$folder/dcp-writer" ] || { echo "the wheel lacks dcp-writer, or it cannot be executed"; exit 1; }
 if [ -e /usr/share/doc/libssl-dev/copyright ] && [ ! -s "$folder/licenses/libssl-dev.txt" ]; then
     echo "the wheel lacks the licences of what it holds"
     exit 1
