@@ -1,5 +1,6 @@
 """Saving in the background: a snapshot of the state is taken, and written while the program goes on."""
 
+import concurrent.futures
 from concurrent.futures import Future
 
 import torch
@@ -27,6 +28,8 @@ def async_save(
     async_stager=None,
     no_dist=False,
     use_collectives=True,
+    max_bytes_per_second=0,
+    low_priority=False,
 ):
     """Takes a snapshot of a state and saves it in the background. Collective over `process_group`, unless `no_dist`.
 
@@ -36,8 +39,15 @@ def async_save(
     async_stager: takes the snapshot; stays the caller's to close, and waits with the next snapshot for the upload of this one if
     it uses its memory again. Without one it is the writer, if that is a stager, else a blocking one of the call's own.
 
-    Returns the future of the Metadata; with a stager that works in the background an AsyncSaveResponse: the snapshot is complete when
-    `staging_completion` is done, the checkpoint when `upload_completion` is. If taking the snapshot fails, both tell.
+    async_checkpointer_type: with PROCESS the bytes of large tensors are written by a process of its own, dcp-writer. Planners and
+    writers of the program are called in a thread of this process in either case.
+
+    Two arguments are ours. max_bytes_per_second: how many bytes of tensors this rank writes in a second at most; 0: no bound.
+    low_priority: the save's threads run when nothing else does, with the lowest CPU priority and the idle I/O class.
+
+    Returns the future of the Metadata, whose `progress()` tells how far the save is, and whose `cancel()` stops it (`_uploads.Upload`).
+    With a stager that works in the background it is an AsyncSaveResponse: the snapshot is complete when `staging_completion` is done, the
+    checkpoint when `upload_completion` is. If taking the snapshot fails, both tell.
     """
     _check_group(process_group)
     is_alone = no_dist or not dist.is_available() or not dist.is_initialized()
@@ -52,6 +62,8 @@ def async_save(
             process_group=process_group,
             no_dist=is_alone,
             use_collectives=use_collectives,
+            max_bytes_per_second=max_bytes_per_second,
+            low_priority=low_priority,
             finally_=finally_,
         )
 
@@ -72,8 +84,11 @@ def async_save(
         raise
     if isinstance(stager, Reused):
         stager._upload_started(uploaded)
+    completion = _completion(staged, stager, uploaded)
     if isinstance(staged, Future) and AsyncSaveResponse is not None:
-        return AsyncSaveResponse(staging_completion=_completion(staged), upload_completion=uploaded)
+        return AsyncSaveResponse(staging_completion=completion, upload_completion=uploaded)
+    if not isinstance(staged, Future):
+        concurrent.futures.wait([completion])
     if stager.should_synchronize_after_execute:
         stager.synchronize_staging()
     return uploaded
@@ -121,16 +136,30 @@ def _failed(error):
     return future
 
 
-def _completion(staged):
-    """A future that is done when the other one is, without its result: whoever keeps it shall not keep the state."""
+def _completion(staged, stager, uploaded):
+    """A future that is done, without a result, when the state may be changed: whoever keeps it shall not keep the state.
+
+    What had no room in a stager's memory is written from where it lies, so the state may be changed when the upload has ended.
+    """
     completion = Future()
 
     def tell(staged):
         error = staged.exception()
-        if error is None:
-            completion.set_result(None)
-        else:
+        if error is not None:
             completion.set_exception(error)
+            return
+        # Here no later state has been staged yet.
+        uploaded._staged_bytes = getattr(stager, "staged_bytes", None)
+        if getattr(stager, "is_partial", False):
+            uploaded.add_done_callback(lambda _: completion.set_result(None))
+        else:
+            completion.set_result(None)
 
-    staged.add_done_callback(tell)
+    (staged if isinstance(staged, Future) else _done()).add_done_callback(tell)
     return completion
+
+
+def _done():
+    future = Future()
+    future.set_result(None)
+    return future

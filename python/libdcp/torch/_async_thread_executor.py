@@ -21,21 +21,26 @@ class _ThreadBasedAsyncCheckpointExecutor(_AsyncCheckpointExecutor):
         process_group=None,
         no_dist=False,
         use_collectives=True,
+        max_bytes_per_second=0,
+        low_priority=False,
         finally_=None,
     ):
         """Collective when the group is new: its messages in the background get a connection of their own, made in the caller's
         thread, so that they never mix with those of the saves and loads that the caller makes meanwhile."""
+        background = _uploads.Background(self._helper(), max_bytes_per_second, low_priority)
         channel = channel_for(process_group, no_dist, use_collectives)
 
         def save(state):
-            writer = self._wrapped(_storage_setup(storage_writer, checkpoint_id, reader=False))
-            return _save.save(state, writer, planner, channel=channel, use_collectives=use_collectives)
+            writer = _storage_setup(storage_writer, checkpoint_id, reader=False)
+            return _save.save(
+                state, writer, planner, channel=channel, use_collectives=use_collectives, background=background
+            )
 
         shared = [thing for thing in (channel, storage_writer, planner) if thing is not None and is_weak(thing)]
-        return _uploads.start(save, staging_future_or_state_dict, shared=shared, finally_=finally_)
+        return _uploads.start(save, staging_future_or_state_dict, shared=shared, background=background, finally_=finally_)
 
-    def _wrapped(self, writer):
-        return writer
+    def _helper(self):
+        """The process that writes; None: this one."""
 
 
 def channel_for(process_group, no_dist, use_collectives):

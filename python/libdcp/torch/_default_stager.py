@@ -1,6 +1,6 @@
 """The stager with all options, which PyTorch has since 2.9."""
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 
 import torch
@@ -15,15 +15,20 @@ class DefaultStager(Reused, _original.DefaultStager):
     block, each as the options say. CUDA and NPUs count alike.
 
     A state is not staged before the upload of the one before it has read that one's memory.
+
+    cap_bytes: most host memory for snapshots; 0: what the state needs. A larger state is saved all the same: what has no room is
+    written from where it lies, and staging counts as complete when the upload has ended.
     """
 
-    def __init__(self, config=_original.StagingOptions()):
+    def __init__(self, config=_original.StagingOptions(), *, cap_bytes=0):
+        if cap_bytes < 0:
+            raise ValueError(f"cap_bytes must be 0 (no cap) or more, not {cap_bytes}")
         has_accelerator = torch.accelerator.is_available()
         if config.use_non_blocking_copy and not has_accelerator:
             raise AssertionError("Non-blocking copy requires that the current accelerator is available.")
         self._config = config
         self._state_dict_stager = StateDictStager(
-            pin_memory=config.use_pinned_memory, share_memory=config.use_shared_memory
+            pin_memory=config.use_pinned_memory, share_memory=config.use_shared_memory, cap_bytes=cap_bytes
         )
         self._staging_executor = None
         self._staging_stream = None
@@ -43,6 +48,24 @@ class DefaultStager(Reused, _original.DefaultStager):
             return self._stage(state_dict, upload, work)
         self._staging_future = self._staging_executor.submit(self._stage, state_dict, upload, work)
         return self._staging_future
+
+    def reserve(self, state_dict):
+        """Makes the memory for snapshots of this state, so that the first save need not wait for the system to give and clear it.
+        Takes as long as a first snapshot, and waits for it. The memory goes with the state's own."""
+        staged = self.stage(state_dict)
+        if isinstance(staged, Future):
+            staged.result()
+            self._staging_future = None  # with the state in it
+
+    @property
+    def is_partial(self):
+        """Whether some of the last state had no room: it must not change until its upload has ended."""
+        return self._state_dict_stager.is_partial
+
+    @property
+    def staged_bytes(self):
+        """Bytes of the last snapshot. What several tensors share counts once."""
+        return self._state_dict_stager.staged_bytes
 
     def close(self):
         self._is_closed = True

@@ -3,6 +3,9 @@
 import concurrent.futures
 
 
+OF_THIS_PROCESS = ("_upload", "_background", "_claim", "state_dict_cache")
+
+
 class Reused:
     """A stager that uses its memory again. `async_save` tells it of the upload that reads the memory; the next state waits for its
     end, however it ends."""
@@ -11,7 +14,7 @@ class Reused:
 
     def __getstate__(self):
         """Without what belongs to this process; writers go to others."""
-        return {name: value for name, value in vars(self).items() if name not in ("_upload", "_claim", "state_dict_cache")}
+        return {name: value for name, value in vars(self).items() if name not in OF_THIS_PROCESS}
 
     def __setstate__(self, state):
         vars(self).update(state, state_dict_cache=None)

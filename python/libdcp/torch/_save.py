@@ -10,6 +10,7 @@ import warnings
 from . import _group, _native
 from ._steps import Steps, channel_of
 from .default_planner import DefaultSavePlanner
+from .filesystem import FileSystemWriter
 
 
 def save(
@@ -23,11 +24,12 @@ def save(
     use_collectives=True,
     options=None,
     channel=None,
+    background=None,
 ):
     """Saves a state dict that holds no Stateful objects any more. Returns the Metadata of what was saved.
 
     `state_dict` may be a function that gives it; what that raises is a failure of this rank's plan, or raised as it is where there is
-    nobody to tell. `channel`: in place of the group's own.
+    nobody to tell. `channel`: in place of the group's own. `background`: of a save in the background, an `_uploads.Background`.
     """
     planner = planner if planner is not None else DefaultSavePlanner()
     options = options or {}
@@ -36,11 +38,13 @@ def save(
         if callable(state_dict) and (channel.size == 1 or not use_collectives):
             state_dict = state_dict()
         if _native.can_save(writer, planner):
+            if background is not None:
+                options = {"helper": background.helper, "progress": background.control, **options}
             return _native.save(state_dict, writer, planner, channel, coordinator, use_collectives, options)
         if options:
             raise ValueError(f"{', '.join(sorted(options))}: only with libdcp's own planner and writer, nothing overridden")
-        hooks = _Hooks(state_dict, writer, planner, channel.rank, channel.rank == coordinator, use_collectives)
-        _tell(writer, "_begin")
+        hooks = _Hooks(state_dict, writer, planner, channel.rank, channel.rank == coordinator, use_collectives, background)
+        _tell(writer, "_begin", background)
         try:
             return hooks.save_together(Steps(channel, coordinator)) if use_collectives else hooks.save_alone()
         except BaseException:
@@ -54,24 +58,25 @@ def _channel(process_group, no_dist, use_collectives):
     return channel_of(process_group) if use_collectives else _group.alone_in(process_group)
 
 
-def _tell(writer, what):
+def _tell(writer, what, *arguments):
     """Our writers learn where a save begins, and that it has failed: then they give up their place and remove their files. Others
     have nothing like it."""
     method = getattr(writer, what, None)
     if method is not None:
-        method()
+        method(*arguments)
 
 
 class _Hooks:
     """The phases of one save through the methods of a planner and a writer."""
 
-    def __init__(self, state_dict, writer, planner, rank, is_coordinator, use_collectives):
+    def __init__(self, state_dict, writer, planner, rank, is_coordinator, use_collectives, background=None):
         self.state_dict = state_dict
         self.writer = writer
         self.planner = planner
         self.rank = rank
         self.is_coordinator = is_coordinator
         self.use_collectives = use_collectives
+        self.background = background
         self.metadata = None
 
     def save_together(self, steps):
@@ -95,13 +100,25 @@ class _Hooks:
         return self.writer.prepare_global_plan(plans)
 
     def write(self, plan):
+        self._warn_of_writing_here()
         writes = self.writer.write_data(self.planner.finish_plan(plan), self.planner)
         writes.wait()
+        if self.background is not None:
+            self.background.check()
         return writes.value()
 
     def finish(self, results):
         self.writer.finish(metadata=self.metadata, results=results)
         return self.metadata
+
+    def _warn_of_writing_here(self):
+        is_ours = isinstance(self.writer, FileSystemWriter) and self.writer._writes_in_c()
+        if self.background is not None and self.background.helper is not None and not is_ours:
+            warnings.warn(
+                f"{type(self.writer).__name__} writes in a thread of this process although the save is of the kind PROCESS: the"
+                " helper process writes for libdcp's FileSystemWriter on the local file system",
+                stacklevel=2,
+            )
 
     def _set_up_planner(self):
         storage_meta = self.writer.storage_meta()

@@ -10,6 +10,7 @@ from . import _copy, _memory, _pin
 from ._mirror import attributes
 
 CPU = torch.device("cpu")
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)  # whose storage is all that they have
 
 
 class StagerClosed(AssertionError, RuntimeError):
@@ -25,9 +26,12 @@ class StateDictStager(_original.StateDictStager):
 
     pin_memory: the device can copy into it directly; without CUDA or an NPU the flag is dropped, with a warning. share_memory: other
     processes can be given it. pin_memory_min_bytes: smaller blocks are not pinned.
+
+    cap_bytes: most memory that is kept; 0: what the state needs. What has no room stays where it is: then `is_partial` is True, and the
+    state must not change until it has been used. Sparse and quantized tensors are copied all the same.
     """
 
-    def __init__(self, pin_memory=False, share_memory=False, pin_memory_min_bytes=5):
+    def __init__(self, pin_memory=False, share_memory=False, pin_memory_min_bytes=5, *, cap_bytes=0):
         if pin_memory and not _pin.is_available():
             warnings.warn(
                 "Ignoring pin_memory flag for checkpoint staging, since there is neither CUDA nor an NPU to pin memory for.",
@@ -37,6 +41,10 @@ class StateDictStager(_original.StateDictStager):
         super().__init__(share_memory=share_memory)
         self.pin_memory = pin_memory
         self.pin_memory_min_bytes = pin_memory_min_bytes
+        self.cap_bytes = cap_bytes
+        self.is_partial = False  # of the last state
+        self.staged_bytes = 0  # of the last state
+        self._kept_bytes = 0  # in storages of ours, while a state is being staged
         self._copies = []  # (target, source) storages of the state that is being staged
         self._is_closed = False
 
@@ -44,6 +52,9 @@ class StateDictStager(_original.StateDictStager):
     def stage(self, state_dict, non_blocking=False):
         if self._is_closed:
             raise StagerClosed
+        self.is_partial = False
+        self.staged_bytes = 0
+        self._kept_bytes = sum(storage.nbytes() for storage in self._cached_storage_mapping.values())
         try:
             staged = self.deepcopy_with_tensor_offload(state_dict, None, [], non_blocking)
             _copy.copy_storages(self._copies)
@@ -57,13 +68,29 @@ class StateDictStager(_original.StateDictStager):
 
     def _stage_untyped_storage(self, storage, non_blocking=False):
         """The host memory for a storage. Memory on the host is copied at the end, all at once; what is on a device, at once."""
-        target = self._cached_storage_mapping.get(storage)
-        if target is None or target.nbytes() != storage.nbytes():
-            target = self._cached_storage_mapping[storage] = self._new_storage(storage.nbytes())
+        target = self._target_of(storage)
+        if target is None:
+            self.is_partial = True
+            return storage
+        self.staged_bytes += storage.nbytes()
         if storage.device == CPU:
             self._copies.append((target, storage))
         else:
             target.copy_(storage, non_blocking=non_blocking)
+        return target
+
+    def _target_of(self, storage):
+        """Where a storage is copied to; None if there is no room for it."""
+        target = self._cached_storage_mapping.pop(storage, None)
+        if target is not None and target.nbytes() != storage.nbytes():
+            self._kept_bytes -= target.nbytes()
+            target = None
+        if target is None and self.cap_bytes and self._kept_bytes + storage.nbytes() > self.cap_bytes:
+            return None
+        if target is None:
+            target = self._new_storage(storage.nbytes())
+            self._kept_bytes += storage.nbytes()
+        self._cached_storage_mapping[storage] = target
         return target
 
     def _new_storage(self, nbytes):
@@ -79,6 +106,9 @@ class StateDictStager(_original.StateDictStager):
             return self._offload_sharded(x, memo, non_blocking)
         if x.layout is not torch.strided or x.is_quantized:
             return x.detach().to(device=CPU, copy=True)
+        if x.device != CPU and type(x) in PLAIN_TENSORS and self._target_of(x.untyped_storage()) is None:
+            self.is_partial = True
+            return x
         if x.is_conj() or x.is_neg():  # kept in the tensor, not in its storage
             x = x.detach().resolve_conj().resolve_neg()
         return super()._offload_tensor(x, memo, non_blocking=non_blocking)

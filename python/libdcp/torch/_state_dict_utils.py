@@ -150,6 +150,15 @@ def _length_of(value):
     return f"{len(value)} values" if isinstance(value, (list, tuple)) else type(value).__name__
 
 
+def bytes_of(state):
+    """Bytes of the elements of all tensors of a state that are in this process."""
+    if isinstance(state, torch.Tensor):
+        return sum(part.nbytes for part in _parts(state) if part.layout is torch.strided)
+    if isinstance(state, dict):
+        return sum(map(bytes_of, state.values()))
+    return sum(map(bytes_of, state)) if isinstance(state, (list, tuple)) else 0
+
+
 # ---- comparison ----
 
 

@@ -9,7 +9,10 @@ import os
 import threading
 import traceback
 import weakref
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from .. import _core
 
 # The program comes first: threads of a save, and those that they start, run when it leaves a processor idle, or one second in ten.
 NICENESS = 10
@@ -18,37 +21,101 @@ _lock = threading.Lock()  # guards _last
 _last = weakref.WeakKeyDictionary()  # channel, writer or planner -> future of the last save that has it
 
 
-def start(save, staged, *, shared, finally_=None):
-    """Calls `save(state)` in a thread, where `state()` gives the staged state or raises what staging raised. Returns the future of
+class Background:
+    """What a save in the background has beside its arguments.
+
+    helper: the process that writes, None: this one. max_bytes_per_second: of this rank's tensors, 0: as fast as it goes.
+    low_priority: its threads run when nothing else does.
+    """
+
+    def __init__(self, helper=None, max_bytes_per_second=0, low_priority=False):
+        self.helper = helper
+        self.control = _core.Control(max_bytes_per_second=max_bytes_per_second)
+        self.low_priority = low_priority
+
+    def check(self):
+        """Raises if the save is to end."""
+        if self.control.is_canceled:
+            raise _core.CanceledError("stopped by the caller")
+
+
+class Progress(NamedTuple):
+    """How far this rank is with a save."""
+
+    staged_bytes: int | None  # in the snapshot; None: it is not complete, or the stager does not tell
+    written_bytes: int  # of tensors' elements
+    total_bytes: int  # that this rank has to write; 0 until it is known
+    seconds: float  # since writing began
+    bytes_per_second: float  # written; 0.0 until it is known
+    seconds_left: float | None  # until all is written, at this rate; None: not known
+
+
+class Upload(Future):
+    """The future of a save in the background."""
+
+    def __init__(self, background):
+        super().__init__()
+        self._control = background.control
+        self._staged_bytes = None
+
+    def progress(self):
+        """How far the save is on this rank: a Progress. Never waits for it. Writers in Python do not tell what they have written."""
+        written, total, seconds = self._control.state()
+        rate = written / seconds if seconds > 0 else 0.0
+        left = 0.0 if self.done() else (total - written) / rate if rate else None
+        return Progress(self._staged_bytes, written, total, seconds, rate, left)
+
+    def cancel(self):
+        """Asks the save to stop, also once it runs; does not wait. Returns whether it was still under way.
+
+        Unless it is publishing already it fails at its next block, on all ranks, with CanceledError as this rank's cause. The
+        checkpoint that was there holds.
+        """
+        self._control.cancel()
+        return not self.done()
+
+
+def start(save, staged, *, shared, background, finally_=None):
+    """Calls `save(state)` in a thread, where `state()` gives the staged state or raises what staging raised. Returns the Upload of
     its result.
 
     shared: objects that this save has in common with others. finally_: called when the save is over, before the future is done.
     By then nothing here holds the state any more, whoever keeps the future or the error in it.
     """
-    task = _Task(save, staged, finally_)
-    executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="libdcp-save")
+    task = _Task(save, staged, background, finally_)
+    upload = Upload(background)
+    upload.set_running_or_notify_cancel()
     with _lock:
         before = {_last[key] for key in shared if key in _last}
-        future = executor.submit(task.run, before)
+        threading.Thread(target=task.run, args=(upload, before), name="libdcp-save").start()
         for key in shared:
-            _last[key] = future
-    executor.shutdown(wait=False)
-    return future
+            _last[key] = upload
+    return upload
 
 
 class _Task:
-    def __init__(self, save, staged, finally_):
+    def __init__(self, save, staged, background, finally_):
         self._save = save
         self._staged = staged
+        self._background = background
         self._finally = finally_
 
-    def run(self, before):
+    def run(self, upload, before):
+        result = failure = None
         try:
-            step_back()
+            result = self._run(before)
+        except BaseException as error:
+            failure = without_frames(error)
+        if failure is not None:
+            upload.set_exception(failure)
+        else:
+            upload.set_result(result)
+
+    def _run(self, before):
+        try:
+            step_back(self._background.low_priority)
             concurrent.futures.wait(before)
             return self._save(self._take_state)
-        except BaseException as error:
-            raise without_frames(error)
         finally:
             self._save = self._staged = None
             if self._finally is not None:
@@ -56,11 +123,16 @@ class _Task:
 
     def _take_state(self):
         staged, self._staged = self._staged, None
-        return staged.result() if isinstance(staged, Future) else staged
+        state = staged.result() if isinstance(staged, Future) else staged
+        self._background.check()
+        return state
 
 
-def step_back():
-    """Lowers the priority of the calling thread."""
+def step_back(far=False):
+    """Lowers the priority of the calling thread. far: as far as it goes."""
+    if far:
+        _core.lower_priority()
+        return
     thread = threading.get_native_id()
     try:
         os.setpriority(os.PRIO_PROCESS, thread, min(os.getpriority(os.PRIO_PROCESS, thread) + NICENESS, 19))

@@ -60,6 +60,7 @@ class FileSystemWriter(_original.FileSystemWriter, BlockingAsyncStager):
     _sync = functools.cached_property(lambda self: _streams.Sync())  # of Python's streams
     _written = ()  # names of files of the current save, as long as nobody else looks after them
     _claim = None  # of the coordinator: the place is ours until it is published or given up
+    _background = None  # of the current save, if it is one in the background
     rank = None
     use_collectives = True
 
@@ -146,8 +147,9 @@ class FileSystemWriter(_original.FileSystemWriter, BlockingAsyncStager):
             return False
         return True
 
-    def _begin(self):
+    def _begin(self, background=None):
         self._written = []
+        self._background = background
 
     def _abandon(self):
         """After a save that did not come to its end: gives up the place, and removes what this process has written in Python."""
@@ -181,6 +183,8 @@ class FileSystemWriter(_original.FileSystemWriter, BlockingAsyncStager):
             sync=self.sync_files,
             transform=self.transform_name(),
             serialization=self.serialization_name(),
+            progress=self._background and self._background.control,
+            helper=self._background and self._background.helper,
         )
         return [WriteResult(item.index, place[2], self._storage_info(place)) for item, place in zip(plan.items, places)]
 

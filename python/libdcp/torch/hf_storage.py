@@ -138,7 +138,7 @@ class HuggingFaceStorageWriter(_original.HuggingFaceStorageWriter):
             offset += entry.length
         return results
 
-    def _begin(self):
+    def _begin(self, background=None):
         self._written = []
 
     def _abandon(self):

@@ -5,7 +5,7 @@ import torch.distributed.checkpoint.staging as _original
 
 from ._in_use import Reused
 from ._mirror import attributes
-from ._state_dict_utils import _copy_state_dict, _create_cpu_state_dict, check_copyable
+from ._state_dict_utils import _copy_state_dict, _create_cpu_state_dict, bytes_of, check_copyable
 
 __all__ = list(_original.__all__)
 
@@ -21,10 +21,18 @@ class BlockingAsyncStager(Reused, _original.BlockingAsyncStager):
     numbers, text, bytes nor containers are refused.
     """
 
+    staged_bytes = 0  # of tensors in the last snapshot
+
     def stage(self, state_dict):
-        if not self.cache_staged_state_dict:
-            staged = _create_cpu_state_dict(state_dict)
-            return _copy_state_dict(state_dict, staged, type_check=self.type_check)
+        staged = self._stage_cached(state_dict) if self.cache_staged_state_dict else self._stage_anew(state_dict)
+        self.staged_bytes = bytes_of(staged)
+        return staged
+
+    def _stage_anew(self, state_dict):
+        staged = _create_cpu_state_dict(state_dict)
+        return _copy_state_dict(state_dict, staged, type_check=self.type_check)
+
+    def _stage_cached(self, state_dict):
         upload = self._take_upload()
         if upload is not None:
             upload.wait()

@@ -1,12 +1,12 @@
 """What the tests of staging share, beside what they take from the tests of the drop-in."""
 
+import os
+import pathlib
 import threading
-from unittest import mock
 
 import torch
 
 import libdcp.torch as dcp
-import pool
 from libdcp.torch.default_planner import DefaultSavePlanner
 from libdcp.torch.filesystem import FileSystemWriter
 from libdcp.torch.staging import DefaultStager, StagingOptions
@@ -85,15 +85,18 @@ def new_stager(options=PLAIN):
     return DefaultStager(options)
 
 
-def start_helper(ranks, path):
-    """Has this rank's helper process started, by a save of its own."""
-    from libdcp.torch.state_dict_saver import AsyncCheckpointerType
 
-    kind = AsyncCheckpointerType.PROCESS
-    dcp.async_save({"w": torch.ones(1)}, checkpoint_id=f"{path}/{ranks.rank}", no_dist=True, async_checkpointer_type=kind).result()
+def helpers():
+    """The processes dcp-writer that this process has started and that run."""
+    running = (int(entry.name) for entry in pathlib.Path("/proc").iterdir() if entry.name.isdigit())
+    return [pid for pid in running if state_of(pid) == ("dcp-writer", os.getpid())]
 
 
-def start_helpers(path, **ranks):
-    """Before the saves of groups, whose deadline is too short for new interpreters on a busy machine."""
-    with mock.patch.object(pool, "TIMEOUT_S", 200):
-        pool.run(start_helper, str(path), **ranks)
+def state_of(pid):
+    """Name and parent of a process that runs; None if there is none."""
+    try:
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    name, (state, parent) = stat[stat.index("(") + 1 : stat.rindex(")")], stat[stat.rindex(")") + 2 :].split()[:2]
+    return None if state in "ZX" else (name, int(parent))

@@ -29,7 +29,6 @@ from common import (
     StagingOptions,
     loaded,
     new_stager,
-    start_helpers,
     upload_of,
 )
 from libdcp.torch import CheckpointException, staging
@@ -463,7 +462,6 @@ class SeveralRanks(TestCase):
         pool.run(save_in_any_order_of_threads, str(self.path), world=2)
 
     def test_R3_18_one_rank_fails(self):
-        start_helpers(self.root / "first", world=2)
         for kind in ("thread", "process"):
             for failures, is_published in pool.run(fail_on_one, str(self.root / kind), kind, world=2):
                 self.assertEqual(failures, {1: ("ValueError", "write_data fails")})
