@@ -5,6 +5,7 @@ unmapped. It is not ended when the interpreter exits, since the driver may be go
 """
 
 import atexit
+import ctypes
 import functools
 import logging
 import os
@@ -16,6 +17,8 @@ import torch
 from . import npu
 
 CUDA_HOST_REGISTER_PORTABLE = 1
+CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712
+ALREADY_REGISTERED = (CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, npu.ACL_ERROR_RT_HOST_MEMORY_ALREADY_REGISTERED)
 # Drivers refuse single ranges of some hundred GiB.
 MAX_REGISTER_BYTES = 64 << 30
 logger = logging.getLogger(__name__)
@@ -49,8 +52,11 @@ def is_available():
 
 
 def register(storage):
-    """Registers a shared storage's whole pages, all or none. Raises Failed with the runtime's code, RuntimeError where there is no
-    device."""
+    """Registers a shared storage's whole pages, all or none. Returns whether the registration is ours: memory that somebody else has
+    registered as a whole is usable, and stays theirs to unregister.
+
+    Raises Failed with the runtime's code, RuntimeError where there is no device.
+    """
     rt = runtime()
     if rt is None:
         raise RuntimeError("no host memory can be registered: there is neither CUDA nor an NPU")
@@ -58,12 +64,30 @@ def register(storage):
     done = []
     for address, size in _pieces(storage):
         code = int(rt.cudaHostRegister(address, size, CUDA_HOST_REGISTER_PORTABLE))
+        if code in ALREADY_REGISTERED and not done and _is_whole_known(rt, storage):
+            logger.info("%d bytes at %#x have been registered by somebody else, who is to unregister them", storage.nbytes(), address)
+            return False
         if code != 0:
             _unregister(rt, done, os.getpid())
             raise Failed(code, address, size)
         done.append(address)
     # atexit: see above.
     weakref.finalize(storage, _unregister, rt, done, os.getpid()).atexit = False
+    return True
+
+
+def _is_whole_known(rt, storage):
+    """Whether the device knows both ends of the memory: "already registered" is said of any overlap, also with what was unmapped
+    without having been unregistered."""
+    pieces = _pieces(storage)
+    start, end = pieces[0][0], sum(pieces[-1])
+    if rt is npu.AclCudart:
+        return npu.is_host_registered(start, end - start)
+    return all(_byte_at(address).is_pinned() for address in (start, end - 1))
+
+
+def _byte_at(address):
+    return torch.frombuffer((ctypes.c_char * 1).from_address(address), dtype=torch.uint8)
 
 
 def register_if_possible(storage):

@@ -18,7 +18,15 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["aclrt_host_register", "aclrt_host_unregister", "is_available", "patch_cudart", "registrations", "unpatch_cudart"]
+__all__ = [
+    "aclrt_host_register",
+    "aclrt_host_unregister",
+    "is_available",
+    "is_host_registered",
+    "patch_cudart",
+    "registrations",
+    "unpatch_cudart",
+]
 
 ACL_HOST_REGISTER_MAPPED = 0
 # Results of our own making are AscendCL's, too, so that callers need to know one list.
@@ -26,6 +34,8 @@ ACL_SUCCESS = 0
 ACL_ERROR_INVALID_PARAM = 100000
 ACL_ERROR_UNINITIALIZE = 100001
 ACL_ERROR_REPEAT_INITIALIZE = 100002
+ACL_ERROR_RT_HOST_MEMORY_ALREADY_REGISTERED = 507910
+LOCATION_HOST = 0  # of memory that the device knows; other memory of the host has another
 
 
 def is_available():
@@ -37,6 +47,12 @@ def is_available():
 # ---- the library ----
 
 
+class _PointerAttributes(ctypes.Structure):
+    """aclrtPtrAttributes: 4 reserved numbers in the releases that are known; room for those to come."""
+
+    _fields_ = [("id", ctypes.c_uint32), ("type", ctypes.c_int), ("page_size", ctypes.c_uint32), ("reserved", ctypes.c_uint32 * 64)]
+
+
 class _Library:
     """AscendCL's functions. The two that register must be there, the others say on which device."""
 
@@ -46,6 +62,7 @@ class _Library:
         self._init = _optional(handle, "aclInit", ctypes.c_char_p)
         self._get_device = _optional(handle, "aclrtGetDevice", ctypes.c_void_p)
         self._set_device = _optional(handle, "aclrtSetDevice", ctypes.c_int32)
+        self._pointer_attributes = _optional(handle, "aclrtPointerGetAttributes", ctypes.c_void_p, ctypes.c_void_p)
 
     def current_device(self):
         """The calling thread's device; None if it has none."""
@@ -57,6 +74,13 @@ class _Library:
     def set_device(self, device):
         if self._set_device is not None and device is not None:
             self._set_device(device)
+
+    def knows(self, ptr):
+        """Whether the calling thread's device knows this byte of the host. Not where the release cannot tell."""
+        attributes = _PointerAttributes(type=-1)
+        if self._pointer_attributes is None or self._pointer_attributes(ptr, ctypes.byref(attributes)) != ACL_SUCCESS:
+            return False
+        return attributes.type == LOCATION_HOST
 
     def enter(self):
         """Gives the calling thread a device if it has none, since registrations belong to devices. Returns it."""
@@ -202,6 +226,19 @@ def _unregister_on(library, device, ptr):
         return library.host_unregister(ptr)
     finally:
         library.set_device(before)
+
+
+def is_host_registered(ptr, size=1):
+    """Whether the calling thread's NPU knows both ends of a range of host memory, whoever has registered it. False where AscendCL cannot
+    tell.
+
+    Raises RuntimeError if AscendCL cannot be loaded or lacks a function.
+    """
+    if not ptr or size <= 0:
+        return False
+    library = _loaded()
+    library.enter()
+    return library.knows(ptr) and library.knows(ptr + size - 1)
 
 
 def registrations():

@@ -272,6 +272,47 @@ del other; print(len(npu.registrations()))
         self.assertEqual(unregister.arguments[0], register.arguments[0])
         self.assertTrue(result.is_memory_mapped_to_the_end)
 
+    def test_R8_40_what_somebody_else_has_registered(self):
+        script = f"""
+lib = ctypes.CDLL("libascendcl.so"); lib.aclInit(None); lib.aclrtSetDevice(0)
+lib.aclrtHostRegister.argtypes = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p
+t = torch.empty({3 * PAGE // 4}).share_memory_(); p = t.data_ptr()
+print(npu.is_host_registered(p), lib.aclrtHostRegister(p, {{}}, 0, ctypes.byref(ctypes.c_void_p())))
+print(npu.is_host_registered(p, {3 * PAGE}), npu.is_host_registered(p + {3 * PAGE}), len(npu.registrations()))
+try: print(pin.register(t.untyped_storage()))
+except pin.Failed as error: print(error.code)
+print(pin.register_if_possible(t.untyped_storage()) if {{}} else None)
+del t; gc.collect()
+"""
+        whole = run(script.format(3 * PAGE, True))
+        self.assertEqual(printed(whole), ["False", "0", "True", "False", "0", "False", "True"])
+        self.assertEqual(whole.of("aclrtHostUnregister"), [])
+        part = run(script.format(2 * PAGE, False))
+        self.assertEqual(printed(part), ["False", "0", "False", "False", "0", "507910", "None"])
+        self.assertEqual(part.of("aclrtHostUnregister"), [])
+        # A release that cannot tell.
+        old = run("npu._loaded()._pointer_attributes = None\n" + script.format(3 * PAGE, False))
+        self.assertEqual(printed(old)[-2:], ["507910", "None"])
+
+    def test_R8_40_with_cuda(self):
+        script = f"""
+class Runtime:
+    known = []
+    @staticmethod
+    def cudaHostRegister(address, size, flags): return 712
+    @staticmethod
+    def cudaHostUnregister(address): print("unregistered")
+torch.cuda.is_available = lambda: True
+plug_in(lambda: Runtime)
+torch.Tensor.is_pinned = lambda tensor: tensor.data_ptr() in Runtime.known
+t = torch.empty({PAGE // 2}).share_memory_(); p = t.data_ptr()
+for Runtime.known in ([p, p + {2 * PAGE - 1}], [p], [p + {2 * PAGE - 1}]):
+    try: print(pin.register(t.untyped_storage()))
+    except pin.Failed as error: print(error.code)
+del t; gc.collect()
+"""
+        self.assertEqual(printed(run(script)), ["False", "712", "712"])
+
     def test_R8_38_a_failing_unregister_is_told_of(self):
         result = run(self.CREATE + "del s; print('on')", fail="aclrtHostUnregister=507899")
         self.assertEqual((result.code, result.output.split()), (0, ["on"]))
