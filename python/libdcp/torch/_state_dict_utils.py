@@ -6,12 +6,15 @@ PyTorch's functions are kept where they do what they say. Ours differ from them 
 - No copy starts before both states are known to fit.
 - Comparing two states changes neither, and values of other kinds are a difference, not an error.
 - Sharded tensors get host memory without their elements being copied on the way, and a scalar one is copied like others.
+- ShardedTensors are gathered however they are cut, not in equal parts of rows alone.
 """
 
 import copy
 import io
 
 import torch
+import torch.distributed as dist
+import torch.distributed._state_dict_utils as _original
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 from torch.distributed._state_dict_utils import CompanionMismatch, _iterate_state_dict
 from torch.distributed.tensor import DTensor
@@ -157,6 +160,65 @@ def bytes_of(state):
     if isinstance(state, dict):
         return sum(map(bytes_of, state.values()))
     return sum(map(bytes_of, state)) if isinstance(state, (list, tuple)) else 0
+
+
+# ---- whole tensors ----
+
+
+def _gather_state_dict(state_dict, *, pg=None, device=None, cpu_offload=False, ranks_only=(), type_check=True):
+    """The state with whole tensors in place of ShardedTensors and DTensors; an empty one on ranks that are not in `ranks_only`, unless
+    that is empty. Collective over `pg`, whose ranks hold the shards of all ShardedTensors, and over the meshes of the DTensors.
+
+    device: through which ShardedTensors are exchanged; None: the group's own.
+    """
+    whole = _iterate_state_dict(state_dict, _gather_sharded, _as_it_is, _as_it_is, pg=pg, device=device, type_check=type_check)
+    return _original._gather_state_dict(
+        whole, pg=pg, device=device, cpu_offload=cpu_offload, ranks_only=ranks_only, type_check=type_check
+    )
+
+
+def _as_it_is(value, *_):
+    return value
+
+
+def _gather_sharded(tensor, pg, device, _):
+    """A ShardedTensor's elements, on the device of its local shards. What each rank has is known everywhere; the bytes are exchanged in
+    parts as long as the longest."""
+    group = pg if pg is not None else dist.distributed_c10d._get_default_group()
+    through = device if device is not None else dist.distributed_c10d._get_pg_default_device(group)
+    shards = [_in_order(tensor.metadata().shards_metadata, rank) for rank in dist.get_process_group_ranks(group)]
+    local = sorted(tensor.local_shards(), key=lambda shard: shard.metadata.shard_offsets)
+    length = max(sum(torch.Size(shard.shard_sizes).numel() for shard in of_rank) for of_rank in shards)
+    mine = torch.zeros(length, dtype=tensor.dtype, device=through)
+    parts = torch.empty(length * group.size(), dtype=tensor.dtype, device=through)
+    if length:
+        _put_together(mine, local)
+        dist.all_gather_into_tensor(parts.view(torch.uint8), mine.view(torch.uint8), group=group)
+    whole = torch.empty(tensor.size(), dtype=tensor.dtype, device=local[0].tensor.device if local else CPU)
+    for part, of_rank in zip(parts.view(group.size(), -1), shards):
+        _take_apart(part, of_rank, whole)
+    return whole
+
+
+def _in_order(shards, rank):
+    """Those of one rank; shards name ranks of the whole world."""
+    return sorted((shard for shard in shards if shard.placement.rank() == rank), key=lambda shard: shard.shard_offsets)
+
+
+def _put_together(part, local):
+    at = 0
+    for shard in local:
+        part[at : at + shard.tensor.numel()].copy_(shard.tensor.detach().flatten())
+        at += shard.tensor.numel()
+
+
+def _take_apart(part, shards, whole):
+    at = 0
+    for shard in shards:
+        box = tuple(slice(start, start + size) for start, size in zip(shard.shard_offsets, shard.shard_sizes))
+        size = torch.Size(shard.shard_sizes).numel()
+        whole[box].copy_(part[at : at + size].view(shard.shard_sizes))
+        at += size
 
 
 # ---- comparison ----

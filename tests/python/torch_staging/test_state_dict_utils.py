@@ -4,6 +4,7 @@ import io
 import unittest
 
 import torch
+import torch.distributed as dist
 import torch.multiprocessing
 
 import pool
@@ -76,11 +77,32 @@ def create_and_copy(ranks, share):
     return wrong
 
 
+def cut_in_blocks(ranks, full):
+    """A ShardedTensor of uneven blocks: the group's first rank has two, of four ranks the second has none."""
+    from torch.distributed._shard.sharded_tensor import ShardMetadata, empty
+    from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
+
+    boxes = [([0, 0], [3, 2], -2), ([3, 0], [4, 5], 0), ([0, 2], [3, 3], 0), ([7, 0], [3, 5], -1)]
+    world_ranks = dist.get_process_group_ranks(ranks.group)  # which is how shards name them
+    shards = [ShardMetadata(start, size, f"rank:{world_ranks[rank]}/cpu") for start, size, rank in boxes]
+    cut = empty(EnumerableShardingSpec(shards), *full.shape, dtype=full.dtype, process_group=ranks.group)
+    for shard in cut.local_shards():
+        (row, column), (rows, columns) = shard.metadata.shard_offsets, shard.metadata.shard_sizes
+        shard.tensor.copy_(full[row : row + rows, column : column + columns])
+    return cut
+
+
+def gather_in_part_of_the_world(ranks):
+    return _gather_state_dict({"blocks": cut_in_blocks(ranks, numbered(10, 5))}, pg=ranks.group)["blocks"].tolist()
+
+
 def gather(ranks):
     state = sharded_state(ranks)
-    del state["on one"]  # PyTorch gathers ShardedTensors in equal parts of rows alone
+    state["blocks"] = cut_in_blocks(ranks, numbered(10, 5))
+    state["nested"] = {"flags": [cut_in_blocks(ranks, numbered(10, 5) % 3 == 0)]}
     gathered = _gather_state_dict(state, pg=ranks.group)
     only = _gather_state_dict(state, pg=ranks.group, ranks_only=(0,))
+    gathered["flags"] = gathered.pop("nested")["flags"][0]
     return {name: tensor.tolist() for name, tensor in gathered.items()}, sorted(only)
 
 
@@ -215,8 +237,15 @@ class SeveralRanks(TestCase):
     def test_R8_15_gathering_uneven_shards(self):
         full = numbered(10, 4).tolist()
         for rank, (found, only) in enumerate(pool.run(gather, world=4)):
-            self.assertEqual(found, {"dtensor": full, "sharded": full, "scalar": 5.0})
-            self.assertEqual(only, ["dtensor", "scalar", "sharded"] if rank == 0 else [])
+            blocks = numbered(10, 5)
+            expected = {"dtensor": full, "sharded": full, "scalar": 5.0, "on one": [[1.0] * 4] * 4,
+                        "blocks": blocks.tolist(), "flags": (blocks % 3 == 0).tolist()}  # fmt: skip
+            self.assertEqual(found, expected)
+            self.assertEqual(only, ["blocks", "dtensor", "nested", "on one", "scalar", "sharded"] if rank == 0 else [])
+
+    def test_R8_15_gathering_in_a_part_of_the_world(self):
+        for found in pool.run(gather_in_part_of_the_world, members=(1, 3)):
+            self.assertEqual(found, numbered(10, 5).tolist())
 
 
 if __name__ == "__main__":
