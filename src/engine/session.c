@@ -211,6 +211,9 @@ static dcp_status check_opts(const dcp_save_opts *o, dcp_error *err)
     if (o->files < 0 || o->files > 1000) {
         return dcp__fail(err, DCP_ARG, "save options: %d files, 1 to 1000 are possible", o->files);
     }
+    if (o->max_writers < 0) {
+        return dcp__fail(err, DCP_ARG, "save options: %d writers at a time", o->max_writers);
+    }
     if (o->target_release && (o->target_release < 201 || o->target_release > 299)) {
         return dcp__fail(err, DCP_ARG, "save options: target release %d, expected 201 (PyTorch 2.1) or later", o->target_release);
     }

@@ -1,6 +1,7 @@
 /* What users have reported of saves and loads by several ranks, each in its smallest case. */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -653,6 +654,180 @@ static void reports__a_reload_opens_two_files_at_most(void **unused)
     dcp_storage_free(s.storage);
 }
 
+/* ---- too many writers ---- */
+
+typedef struct crowd {
+    spread_job job;
+    int max_writers, failing_rank;
+    atomic_int writing, most;
+} crowd;
+
+typedef struct one_of_them {
+    crowd *crowd;
+    int rank;
+} one_of_them;
+
+static dcp_status count_writers(void *user, dcp_storage_op op, const char *name, size_t n, uint64_t offset, dcp_error *err)
+{
+    one_of_them *me = user;
+    crowd *c = me->crowd;
+    (void)n, (void)offset, (void)err;
+    if (!strstr(name, ".distcp") || (op != DCP_OP_OPEN && op != DCP_OP_WRITE && op != DCP_OP_CLOSE)) {
+        return DCP_OK;
+    }
+    if (op == DCP_OP_OPEN) {
+        int now = ++c->writing;
+        int most = c->most;
+        while (now > most && !atomic_compare_exchange_weak(&c->most, &most, now)) {
+        }
+        pause_ms(10);
+    }
+    c->writing -= op == DCP_OP_CLOSE;
+    return op == DCP_OP_WRITE && me->rank == c->failing_rank ? DCP_IO : DCP_OK;
+}
+
+static dcp_status save_in_a_crowd(void *user, dcp_comm *comm, int rank, dcp_error *err)
+{
+    crowd *c = user;
+    one_of_them me = {c, rank};
+    dcp_storage *st;
+    spread_part part;
+    dcp_value *state;
+    dcp_save_opts opts = DCP_SAVE_OPTS_INIT;
+    if (dcp_storage_fault(NULL, c->job.storage, count_writers, &me, &st, err) != DCP_OK) {
+        return DCP_INTERNAL;
+    }
+    opts.storage = st;
+    opts.comm = comm;
+    opts.max_writers = c->max_writers;
+    dcp_dict_create(NULL, &state, NULL);
+    spread_add(c->job.tensors, rank, true, &part, state);
+    dcp_status status = dcp_save(NULL, "", state, &opts, NULL, err);
+    dcp_value_free(state);
+    spread_free(&part);
+    dcp_storage_free(st);
+    return status;
+}
+
+/* 32 ranks, of whom four may write at a time. Without the cap there are more, so that the count is known to tell. */
+static void reports__no_more_ranks_write_than_may(void **unused)
+{
+    (void)unused;
+    static const int caps[] = {4, 1, 5, 31, 32, 100, 0};
+    rank_thread ranks[TEST_MAX_RANKS];
+    spread t = spread_evenly("w", 64, 50, 32);
+    for (size_t i = 0; i < sizeof caps / sizeof caps[0]; i++) {
+        dcp_storage *st = memory();
+        crowd c = {.job = {&t, 1, st, "", DCP_SAVE_OPTS_INIT}, .max_writers = caps[i], .failing_rank = -1};
+        run_ranks(32, save_in_a_crowd, &c, ranks);
+        spread_expect(ranks, 32, DCP_OK, "save");
+        assert_int_equal(c.writing, 0);
+        assert_true(caps[i] == 0 ? c.most > 5 : c.most <= caps[i]);
+        spread_load(st, "", &t, 1, 3);
+        dcp_storage_free(st);
+    }
+}
+
+/* A rank fails when it is its turn: ranks before have written, those behind have not, and nothing stays. */
+static void reports__a_writer_that_fails_leaves_nothing(void **unused)
+{
+    (void)unused;
+    rank_thread ranks[TEST_MAX_RANKS];
+    spread t = spread_evenly("w", 64, 50, 8);
+    for (int failing = 0; failing < 8; failing++) {
+        dcp_storage *st = memory();
+        dcp_stat stat;
+        crowd c = {.job = {&t, 1, st, "", DCP_SAVE_OPTS_INIT}, .max_writers = 3, .failing_rank = failing};
+        run_ranks(8, save_in_a_crowd, &c, ranks);
+        spread_expect(ranks, 8, DCP_PEER, "save");
+        for (int r = 0; r < 8; r++) {
+            char name[32];
+            snprintf(name, sizeof name, "__%d_0.distcp", r);
+            assert_int_equal(ranks[r].err.rank, failing);
+            assert_int_equal(st->ops->stat(st, name, &stat, NULL), DCP_NOT_FOUND);
+        }
+        dcp_storage_free(st);
+    }
+}
+
+/* ---- one large shard ---- */
+
+typedef struct hands {
+    pthread_t threads[16]; /* that have moved bytes of a data file */
+    size_t n;
+    dcp_storage_op op;
+} hands;
+
+static dcp_status note_thread(void *user, dcp_storage_op op, const char *name, size_t n, uint64_t offset, dcp_error *err)
+{
+    hands *h = user;
+    size_t i = 0;
+    (void)n, (void)offset, (void)err;
+    if (op != h->op || !strstr(name, ".distcp")) {
+        return DCP_OK;
+    }
+    while (i < h->n && !pthread_equal(h->threads[i], pthread_self())) {
+        i++;
+    }
+    if (i == h->n && h->n < sizeof h->threads / sizeof h->threads[0]) {
+        h->threads[h->n++] = pthread_self();
+    }
+    pause_ms(2); /* so that the others get something to do */
+    return DCP_OK;
+}
+
+/* Threads that write one file of so many tensors, and that read it. */
+static void count_hands(int tensors, int64_t bytes, int threads, size_t *writing, size_t *reading)
+{
+    dcp_context_opts copts = DCP_CONTEXT_OPTS_INIT;
+    dcp_context *ctx;
+    dcp_storage *inner = memory(), *st;
+    hands h = {.op = DCP_OP_WRITE};
+    dcp_value *state;
+    char *data = calloc((size_t)(tensors * bytes), 1);
+    dcp_tensor t = dcp_tensor_make(DCP_UINT8, 1, &bytes, data);
+    dcp_save_opts so = DCP_SAVE_OPTS_INIT;
+    dcp_load_opts lo = DCP_LOAD_OPTS_INIT;
+    copts.threads = threads;
+    assert_int_equal(dcp_context_create(&copts, &ctx, NULL), DCP_OK);
+    assert_int_equal(dcp_storage_fault(ctx, inner, note_thread, &h, &st, NULL), DCP_OK);
+    dcp_dict_create(NULL, &state, NULL);
+    for (int i = 0; i < tensors; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "t%d", i);
+        t.data = data + i * bytes;
+        dcp_dict_set_tensor(state, name, &t, NULL);
+    }
+    so.storage = lo.open.storage = st;
+    data[tensors * bytes - 1] = 5;
+    assert_int_equal(dcp_save(ctx, "", state, &so, NULL, NULL), DCP_OK);
+    *writing = h.n;
+    h = (hands){.op = DCP_OP_READ};
+    data[tensors * bytes - 1] = 0;
+    assert_int_equal(dcp_load(ctx, "", state, &lo, NULL, NULL), DCP_OK);
+    assert_int_equal(data[tensors * bytes - 1], 5);
+    *reading = h.n;
+    dcp_value_free(state);
+    dcp_storage_free(st);
+    dcp_storage_free(inner);
+    dcp_context_free(ctx);
+    free(data);
+}
+
+static void reports__one_large_shard_keeps_several_threads_busy(void **unused)
+{
+    (void)unused;
+    size_t writing, reading;
+    count_hands(8, (int64_t)12 << 20, 4, &writing, &reading);
+    assert_true(writing > 1 && writing <= 4);
+    assert_true(reading > 1 && reading <= 4);
+    count_hands(1, (int64_t)96 << 20, 4, &writing, &reading); /* a record has one writer, which hashes it */
+    assert_true(reading > 1 && reading <= 4);
+    count_hands(8, (int64_t)12 << 20, 1, &writing, &reading);
+    assert_int_equal(writing, 1);
+    assert_int_equal(reading, 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -668,6 +843,9 @@ int main(void)
         cmocka_unit_test(reports__two_ranks_over_four_leave_nothing_stale),
         cmocka_unit_test(reports__a_read_error_is_told_at_once_and_to_all),
         cmocka_unit_test(reports__the_slowest_rank_is_named),
+        cmocka_unit_test(reports__no_more_ranks_write_than_may),
+        cmocka_unit_test(reports__a_writer_that_fails_leaves_nothing),
+        cmocka_unit_test(reports__one_large_shard_keeps_several_threads_busy),
         cmocka_unit_test(reports__a_rank_without_a_value_of_its_own_is_named),
         cmocka_unit_test(reports__dicts_of_ranks_are_united_leaf_by_leaf),
         cmocka_unit_test(reports__a_reload_opens_two_files_at_most),
