@@ -576,6 +576,17 @@ class Transforms(TestCase):
             dcp.load(target, storage_reader=read(path), no_dist=True)
             self.assertStateEqual(target, state)
 
+    def test_R10_12_read_without_a_python_module(self):
+        state = some_state()
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(self.path, _extensions=[ZStandard()]), no_dist=True)
+        with mock.patch.multiple("torch.distributed.checkpoint._extension", zstandard=None, pyzstd=None):
+            self.assertFalse(ZStandard.is_available())
+            target = zeros_like(state)
+            dcp.load(target, storage_reader=dcp.FileSystemReader(self.path), no_dist=True)
+            with self.assertRaises(ValueError):
+                ZStandard()
+        self.assertStateEqual(target, state)
+
     def test_R10_12_zstd_through_streams(self):
         url = f"file://{self.path}"
         state = some_state()
