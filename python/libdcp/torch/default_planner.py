@@ -5,6 +5,7 @@ the loading of objects, which executes nothing.
 """
 
 import collections
+import dataclasses
 
 import torch
 import torch.distributed.checkpoint.default_planner as _original
@@ -77,6 +78,11 @@ class DefaultLoadPlanner(_original.DefaultLoadPlanner):
 
 class _EmptyStateDictLoadPlanner(_original._EmptyStateDictLoadPlanner, DefaultLoadPlanner):
     """Fills an empty state dict with what the checkpoint has, or with the selected keys and what lies below them."""
+
+    def set_up_planner(self, state_dict, metadata=None, is_coordinator=False):
+        if metadata is not None and metadata.planner_data is None:  # which releases up to 2.9 take for a dict
+            metadata = dataclasses.replace(metadata, planner_data={})
+        super().set_up_planner(state_dict, metadata, is_coordinator)
 
     def _should_include_key(self, key, metadata):
         if self.keys is None or key in self.keys:

@@ -27,6 +27,7 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader, _original.Quan
 
     def read_metadata(self):
         metadata = HuggingFaceStorageReader.read_metadata(self)
+        self._tensor_full_shapes = {}  # PyTorch's, since 2.13
         self._load_quantization_metadata()
         for name in self._weight_scale_mapping.keys() & metadata.state_dict_metadata.keys():
             entry = metadata.state_dict_metadata[name]

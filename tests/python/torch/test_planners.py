@@ -43,7 +43,9 @@ from libdcp.torch.planner import (
 from libdcp.torch.planner_helpers import create_read_items_for_chunk_list
 from libdcp.torch.state_dict_loader import _load_state_dict_from_keys
 from libdcp.torch.utils import _assert_same_keys, find_state_dict_object, find_tensor_shard
-from support import GOLDEN, TestCase, failures_of, needs, numbered, raises_together, torch_bytes
+from support import GOLDEN, RELEASE, TestCase, failures_of, needs, numbered, raises_together, torch_bytes
+
+SAYS_WHY = RELEASE >= (2, 13)  # what is wrong with a plan; earlier releases log it
 
 
 def chunk(offsets, sizes):
@@ -69,7 +71,8 @@ class Items(TestCase):
 
     def test_R5_2_write_items(self):
         self.assertEqual([WriteItemType.TENSOR.value, WriteItemType.SHARD.value, WriteItemType.BYTE_IO.value], [1, 2, 3])
-        self.assertEqual([f.name for f in dataclasses.fields(WriteItem)], ["index", "type", "bytes_io_data", "tensor_data"])
+        names = [f.name for f in dataclasses.fields(WriteItem) if f.name != "bytes_io_data"]  # which came with 2.8
+        self.assertEqual(names, ["index", "type", "tensor_data"])
 
     @needs(planner_module, "BytesIOWriteData")
     def test_R5_2_sizes_of_objects(self):
@@ -173,7 +176,8 @@ class Saving(TestCase):
             plans = [SavePlan([tensor_item("a", (4,), (0,), (2,))]), SavePlan([tensor_item("a", (4,), offsets, sizes)])]
             planner = dcp.DefaultSavePlanner()
             planner.flatten_state_dict = False
-            with self.assertRaisesRegex(ValueError, "Failed to validate global plan.*" + words):
+            said = "Failed to validate global plan" + (".*" + words if SAYS_WHY else "")
+            with self.assertRaisesRegex(ValueError, said):
                 planner.create_global_plan(plans)
 
     def test_R5_11_faulty_plans_in_c(self):
@@ -196,7 +200,7 @@ class Saving(TestCase):
         from libdcp.torch.default_planner import _validate_global_plan
 
         start = time.perf_counter()
-        self.assertEqual(_validate_global_plan([SavePlan([])] * 2, Metadata(metadata)), [])
+        self.assertEqual(_validate_global_plan([SavePlan([])] * 2, Metadata(metadata)), [] if SAYS_WHY else True)
         self.assertLess(time.perf_counter() - start, 1)
 
     def test_R5_12_paths_of_all_ranks(self):

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 import libdcp.torch as dcp
 import pool
-from support import TestCase, failures_of, frozen, numbered, raises_together, tensor_bytes
+from support import RELEASE, TestCase, failures_of, frozen, numbered, raises_together, tensor_bytes
 
 
 class HookedSave(dcp.DefaultSavePlanner):
@@ -329,7 +329,7 @@ def unfillable(ranks, path):
     outcomes = []
     for odd in ({"pairs": torch.zeros(4)}, {"rows": torch.zeros(2, 1).expand(2, 3)}):
         for planner in (None, HookedLoad()):
-            state = {"pairs": pairs.clone(), "rows": torch.zeros(2, 3), "other": torch.zeros(3)}
+            state = {"pairs": torch.zeros(4, dtype=torch.uint8).view(pairs.dtype), "rows": torch.zeros(2, 3), "other": torch.zeros(3)}
             if ranks.rank == 2:
                 state |= odd
             step, failures = failures_of(lambda: dcp.load(state, checkpoint_id=path, planner=planner))
@@ -357,7 +357,8 @@ class Sharded(TestCase):
     def test_partial_tensors_as_pytorch_treats_them(self):
         for ours, theirs in pool.run(partial, str(self.path)):
             self.assertEqual(ours, theirs)
-            self.assertEqual(ours[1], [0, 1, 2, 3])
+            if RELEASE >= (2, 13):  # earlier ones save them
+                self.assertEqual(ours[1], [0, 1, 2, 3])
 
     def test_R4_4_sharded_tensors_on_some_ranks(self):
         for number, shards_of in enumerate(({1: [(0, 4)]}, {0: [(0, 1)], 2: [(1, 3)]}, {3: [(0, 1), (1, 3)]})):
