@@ -28,11 +28,17 @@ def shared(nbytes):
         return torch.UntypedStorage._new_using_fd_cpu(0)  # which opens nothing
     by_name = torch.multiprocessing.get_sharing_strategy() == "file_system"
     if by_name or not _descriptors.take():
-        return torch.UntypedStorage._new_using_filename_cpu(nbytes)
-    storage = torch.UntypedStorage._new_using_fd_cpu(nbytes)
+        return _lasting(torch.UntypedStorage._new_using_filename_cpu(nbytes))
+    storage = _lasting(torch.UntypedStorage._new_using_fd_cpu(nbytes))
     storage.has_descriptor = True
     weakref.finalize(storage, _descriptors.give_back).atexit = False
     return storage
+
+
+def _lasting(storage):
+    """The same storage as the object that tensors keep. What PyTorch 2.7 makes of shared memory ends before it, and so would what is to
+    happen at its end."""
+    return torch.empty(0, dtype=torch.uint8).set_(storage).untyped_storage()
 
 
 def descriptor_of(storage):

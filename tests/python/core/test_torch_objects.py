@@ -46,6 +46,12 @@ def save(path, tree, **opts):
     return _core.save(path, tree, describe=opts.pop("describe", describe), pickle=record, tensor_types=TYPES, sync=False, **opts)
 
 
+def zeros_like(tensor):
+    """With the strides of the tensor, also for dtypes that PyTorch cannot fill."""
+    raw = torch.uint8 if tensor.itemsize == 1 else tensor.dtype
+    return torch.zeros_like(tensor.detach().view(raw), memory_format=torch.preserve_format).view(tensor.dtype)
+
+
 def load(path, tree, **opts):
     return _core.load(path, tree, describe=opts.pop("describe", describe), load_object=load_object, tensor_types=TYPES, **opts)
 
@@ -69,8 +75,7 @@ class Torch(unittest.TestCase):
                  "empty": torch.empty(0, 3), "wide": torch.ones(1).expand(4, 5), "grad": torch.nn.Parameter(torch.ones(3)),
                  "nhwc": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)}
         save(self.dir, tree)
-        into = {name: torch.zeros_like(t, memory_format=torch.preserve_format).detach().clone() if name != "wide"
-                else torch.zeros(4, 5) for name, t in tree.items()}
+        into = {name: zeros_like(t) if name != "wide" else torch.zeros(4, 5) for name, t in tree.items()}
         load(self.dir, into)
         for name, t in tree.items():
             want, got = t.detach().contiguous(), into[name].contiguous()

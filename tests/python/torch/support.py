@@ -25,6 +25,24 @@ def needs(module, name):
     return unittest.skipUnless(hasattr(module, name), f"PyTorch {torch.__version__} has no {module.__name__}.{name}")
 
 
+class _Absent:
+    """In place of a class that the installed PyTorch lacks."""
+
+    def __init__(self, module, name):
+        self._reason = f"PyTorch {torch.__version__} has no {module.__name__}.{name}"
+
+    def __call__(self, *arguments, **options):
+        raise unittest.SkipTest(self._reason)
+
+    def __getattr__(self, name):
+        raise unittest.SkipTest(self._reason)
+
+
+def class_in(module, name):
+    """A class that came with a later PyTorch than some that are tested: a test that uses it is skipped where it is not there."""
+    return getattr(module, name, None) or _Absent(module, name)
+
+
 class TestCase(unittest.TestCase):
     """Each test has a directory of its own, and no warnings but those that it asks for."""
 

@@ -1,5 +1,6 @@
 """R9.5 to R9.20: Hugging Face writer, readers and consolidation."""
 
+import importlib.util
 import inspect
 import json
 import os
@@ -19,6 +20,10 @@ from torch.distributed.tensor import distribute_tensor
 
 import libdcp.torch as dcp
 import pool
+
+if importlib.util.find_spec("torch.distributed.checkpoint.hf_storage") is None:
+    raise unittest.SkipTest(f"PyTorch {torch.__version__} has no torch.distributed.checkpoint.hf_storage")
+
 from libdcp.torch import hf_storage
 from libdcp.torch._consolidate_hf_safetensors import (
     consolidate_safetensors_files,

@@ -1,5 +1,6 @@
 """What the tests of staging share, beside what they take from the tests of the drop-in."""
 
+import importlib.util
 import os
 import pathlib
 import threading
@@ -9,11 +10,19 @@ import torch
 import libdcp.torch as dcp
 from libdcp.torch.default_planner import DefaultSavePlanner
 from libdcp.torch.filesystem import FileSystemWriter
-from libdcp.torch.staging import DefaultStager, StagingOptions
+from libdcp.torch import staging, state_dict_saver
+from support import class_in
+
+DefaultStager = class_in(staging, "DefaultStager")
+StagingOptions = class_in(staging, "StagingOptions")
+AsyncSaveResponse = class_in(state_dict_saver, "AsyncSaveResponse")
+HAS_STATE_DICT_STAGER = importlib.util.find_spec("torch.distributed.checkpoint._state_dict_stager") is not None
+_stagers = importlib.import_module("libdcp.torch._state_dict_stager") if HAS_STATE_DICT_STAGER else staging
+StateDictStager = class_in(_stagers, "StateDictStager")
 
 TIMEOUT_S = 60
-PLAIN = StagingOptions(False, False, False, False)
-IN_BACKGROUND = StagingOptions(False, False, True, False)
+# (pinned, shared, in the background, not blocking)
+PLAIN, IN_BACKGROUND = ((False, False, in_background, False) for in_background in (False, True))
 
 
 class Gate:
@@ -82,7 +91,7 @@ def upload_of(result):
 
 
 def new_stager(options=PLAIN):
-    return DefaultStager(options)
+    return DefaultStager(StagingOptions(*options))
 
 
 

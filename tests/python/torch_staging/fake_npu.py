@@ -24,12 +24,13 @@ from typing import NamedTuple
 LOOK_ALIKE = pathlib.Path(os.environ["DCP_FAKE_ACL"]).resolve()
 
 SERVER = """
-import atexit, ctypes, gc, json, os, sys, threading, types, warnings, weakref
+import atexit, ctypes, gc, importlib.util, json, os, sys, threading, types, warnings, weakref
 import torch
 import libdcp.torch.npu as npu
 import libdcp.torch._pin as pin
-import libdcp.torch._state_dict_stager as stagers
 import libdcp.torch._state_dict_utils as utils
+if importlib.util.find_spec("torch.distributed.checkpoint._state_dict_stager"):
+    import libdcp.torch._state_dict_stager as stagers
 
 class FakeNpu:
     current = 0

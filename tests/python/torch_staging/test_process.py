@@ -14,7 +14,7 @@ import torch
 
 import libdcp.torch as dcp
 import pool
-from common import TIMEOUT_S, FailingWriter, FileSystemWriter, StagingOptions, helpers, loaded, new_stager, state_of, upload_of
+from common import TIMEOUT_S, FailingWriter, FileSystemWriter, helpers, loaded, new_stager, state_of, upload_of
 from libdcp.torch import CheckpointException
 from libdcp.torch.state_dict_saver import AsyncCheckpointerType
 from support import TestCase, numbered
@@ -83,7 +83,7 @@ class Alone(TestCase):
             self.check(self.root / name)
 
     def test_R7_16_whatever_the_stager(self):
-        for options in (StagingOptions(False, True, False, False), StagingOptions(False, True, True, False)):
+        for options in ((False, True, False, False), (False, True, True, False)):
             stager = new_stager(options)
             for step in range(2):
                 self.state["w"].add_(1)
@@ -127,7 +127,7 @@ class Alone(TestCase):
         save(self.state, self.path).result()
         shared, descriptors = set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
         for writer in (None, OwnWriter(self.path)):
-            stager = new_stager(StagingOptions(False, True, False, False))
+            stager = new_stager((False, True, False, False))
             [first] = helpers()
             os.kill(first, signal.SIGSTOP)  # the save comes to where it waits for it
             stuck = save({"w": torch.zeros(3 * LARGE)}, self.path, storage_writer=writer, async_stager=stager)
