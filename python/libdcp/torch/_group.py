@@ -5,6 +5,8 @@ with torch.distributed: it changes no group count, so that names of groups that 
 us, and only the members of the group take part in making it.
 """
 
+import functools
+import operator
 import threading
 import time
 import weakref
@@ -127,6 +129,30 @@ def scatter(channel, root, blobs, timeout_s=None):
 def all_gather(channel, blob, timeout_s=None):
     """Every rank's bytes, on every rank."""
     return exchange(channel, [blob] * channel.size, range(channel.size), timeout_s)
+
+
+def union(channel, root, flags):
+    """The bits that any rank has set in a byte, on every rank."""
+    found = gather_bytes(channel, root, flags)
+    return scatter_byte(channel, root, functools.reduce(operator.or_, found) if found else 0)
+
+
+def gather_bytes(channel, root, number):
+    """One byte of every rank on rank `root`, None elsewhere. Half of what `gather` takes, since nobody asks for lengths."""
+    is_root = channel.rank == root
+    received = [bytearray(1) if is_root else None for _ in range(channel.size)]
+    sent = memoryview(bytes([number]))
+    channel.alltoall([sent if peer == root else None for peer in range(channel.size)], [r and memoryview(r) for r in received])
+    return [byte[0] for byte in received] if is_root else None
+
+
+def scatter_byte(channel, root, number):
+    """One byte of rank `root`, on every rank."""
+    is_root = channel.rank == root
+    received = bytearray(1)
+    sent = memoryview(bytes([number])) if is_root else None
+    channel.alltoall([sent] * channel.size, [memoryview(received) if peer == root else None for peer in range(channel.size)])
+    return received[0]
 
 
 _channels = weakref.WeakKeyDictionary()  # process group -> {kind: _Connection}

@@ -4,10 +4,17 @@ The phases are DCP's: each rank reads the metadata and plans, the coordinator lo
 the hooks of the planner and the reader here; where those are ours and nothing is overridden, in C (`_native.py`).
 """
 
+import os
+
 from . import _group, _native
-from ._save import takes_extra
+from ._save import HAS_HOOKS, HAS_OPTIONS, refuse_options, takes_extra
 from ._steps import Steps, channel_of
+from ._streams import metadata_path
 from .default_planner import DefaultLoadPlanner
+
+# Beside what is said before a save: the metadata that is there, of all ranks and of this one alone.
+SEES_WHOLE = 4
+SEES_OWN = 8
 
 
 def load(state_dict, reader, planner, *, process_group=None, coordinator=0, no_dist=False, options=None):
@@ -16,13 +23,27 @@ def load(state_dict, reader, planner, *, process_group=None, coordinator=0, no_d
     options = options or {}
     channel = _group.Single() if no_dist else channel_of(process_group)
     with channel.lock:
-        if _native.can_load(reader, planner):
-            _native.load(state_dict, reader, planner, channel, coordinator, options)
+        facts = Steps(channel, coordinator).union("plan", _facts(reader, planner, channel.rank, options))
+        if not facts & HAS_HOOKS:
+            is_saved_alone = facts & SEES_OWN and not facts & SEES_WHOLE
+            _native.load(state_dict, reader, planner, channel, coordinator, is_saved_alone, options)
             return
-        if options:
-            raise ValueError(f"{', '.join(sorted(options))}: only with libdcp's own planner and reader, nothing overridden")
+        refuse_options(facts, options, "reader")
         _join(reader, process_group, no_dist)
         _Hooks(state_dict, reader, planner, channel.rank, channel.rank == coordinator).load_together(Steps(channel, coordinator))
+
+
+def _facts(reader, planner, rank, options):
+    """What the ranks have to know of each other: where one of them goes through its hooks all do, and where none sees the metadata of
+    all, since each was saved by itself, each loads its own, as in DCP."""
+    facts = HAS_OPTIONS if options else 0
+    if not _native.can_load(reader, planner):
+        return facts | HAS_HOOKS
+    if os.path.exists(metadata_path(reader)):
+        facts |= SEES_WHOLE
+    if os.path.exists(metadata_path(reader, rank)):
+        facts |= SEES_OWN
+    return facts
 
 
 def _join(reader, process_group, no_dist):

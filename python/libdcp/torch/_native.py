@@ -99,7 +99,8 @@ def _prepared(state_dict, describe, prepare):
     return {"": object()}, fail
 
 
-def load(state_dict, reader, planner, channel, coordinator, options):
+def load(state_dict, reader, planner, channel, coordinator, is_saved_alone, options):
+    """is_saved_alone: ranks were saved each by itself, and each loads its own."""
     targets = _describe.Targets()
     options = dict(options)
     differences = _errors.Differences(
@@ -118,7 +119,7 @@ def load(state_dict, reader, planner, channel, coordinator, options):
         make_tensor=_describe.from_memory,
         **options,
     )
-    if _is_saved_alone(reader, channel.rank):
+    if is_saved_alone:
         _, objects, filled = Steps(channel, coordinator).all_gather(
             "read", lambda: _core.load(reader.path, tree, rank=channel.rank, **arguments)
         )[channel.rank]
@@ -133,11 +134,6 @@ def load(state_dict, reader, planner, channel, coordinator, options):
         _errors.raise_alone("read", error, channel.rank)
     for path, _, value in objects:
         put(state_dict, path, value)
-
-
-def _is_saved_alone(reader, rank):
-    """Whether ranks were saved each by itself: then each loads its own, as DCP does."""
-    return not os.path.exists(metadata_path(reader)) and os.path.exists(metadata_path(reader, rank))
 
 
 def put(tree, path, value):

@@ -12,6 +12,10 @@ from ._steps import Steps, channel_of
 from .default_planner import DefaultSavePlanner
 from .filesystem import FileSystemWriter
 
+# What ranks tell each other before they start.
+HAS_HOOKS = 1  # something of the planner, writer or reader is the program's own
+HAS_OPTIONS = 2  # of ours
+
 
 def save(
     state_dict,
@@ -37,12 +41,14 @@ def save(
     with channel.lock:
         if callable(state_dict) and (channel.size == 1 or not use_collectives):
             state_dict = state_dict()
-        if _native.can_save(writer, planner):
+        facts = (0 if _native.can_save(writer, planner) else HAS_HOOKS) | (HAS_OPTIONS if options else 0)
+        if use_collectives:  # where one rank goes through its hooks all do
+            facts = Steps(channel, coordinator).union("plan", facts)
+        if not facts & HAS_HOOKS:
             if background is not None:
                 options = {"helper": background.helper, "progress": background.control, **options}
             return _native.save(state_dict, writer, planner, channel, coordinator, use_collectives, options)
-        if options:
-            raise ValueError(f"{', '.join(sorted(options))}: only with libdcp's own planner and writer, nothing overridden")
+        refuse_options(facts, options, "writer")
         hooks = _Hooks(state_dict, writer, planner, channel.rank, channel.rank == coordinator, use_collectives, background)
         _tell(writer, "_begin", background)
         try:
@@ -50,6 +56,13 @@ def save(
         except BaseException:
             _tell(writer, "_abandon")
             raise
+
+
+def refuse_options(facts, options, storage):
+    """On every rank, if any has them."""
+    if facts & HAS_OPTIONS:
+        names = ", ".join(sorted(options)) or "options of another rank"
+        raise ValueError(f"{names}: only with libdcp's own planner and {storage}, nothing overridden, on all ranks")
 
 
 def _channel(process_group, no_dist, use_collectives):

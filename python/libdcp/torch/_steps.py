@@ -61,6 +61,12 @@ class Steps:
         values = self._unpacked(blobs, mine)
         return self._agreed(step, mine, failures_in(values), values)
 
+    def union(self, step, flags):
+        """The bits that any rank has set in a byte, on every rank: for what all have to do alike."""
+        if self.size == 1:
+            return flags
+        return self._communicate(step, lambda: _group.union(self.channel, self.coordinator, flags))
+
     def _alone(self, step, function):
         result = attempt(function)
         return self._agreed(step, result, failures_in([result]), result)

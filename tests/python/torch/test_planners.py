@@ -194,13 +194,14 @@ class Saving(TestCase):
                 self.assertIn(words, text)
                 self.assertIn("odd", text)
 
+    @unittest.skipUnless(SAYS_WHY, "PyTorch compares all pairs of chunks before 2.13")
     def test_R5_11_many_chunks_take_no_time(self):
         n = 16384
         metadata = {"a": TensorStorageMetadata(TensorProperties(), torch.Size((n,)), [chunk((i,), (1,)) for i in range(n)])}
         from libdcp.torch.default_planner import _validate_global_plan
 
         start = time.perf_counter()
-        self.assertEqual(_validate_global_plan([SavePlan([])] * 2, Metadata(metadata)), [] if SAYS_WHY else True)
+        self.assertEqual(_validate_global_plan([SavePlan([])] * 2, Metadata(metadata)), [])
         self.assertLess(time.perf_counter() - start, 1)
 
     def test_R5_12_paths_of_all_ranks(self):
