@@ -90,8 +90,8 @@ def upload_of(result):
     return getattr(result, "upload_completion", result)
 
 
-def new_stager(options=PLAIN):
-    return DefaultStager(StagingOptions(*options))
+def new_stager(options=PLAIN, **keywords):
+    return DefaultStager(StagingOptions(*options), **keywords)
 
 
 

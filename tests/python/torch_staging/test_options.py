@@ -15,13 +15,12 @@ from common import (
     IN_BACKGROUND,
     PLAIN,
     TIMEOUT_S,
-    DefaultStager,
     FileSystemWriter,
     Gate,
     GatedPlanner,
     GatedWriter,
-    StagingOptions,
     loaded,
+    new_stager,
     upload_of,
 )
 from libdcp import CanceledError
@@ -31,7 +30,7 @@ from libdcp.torch.state_dict_saver import AsyncCheckpointerType
 from support import TestCase
 
 MIB = 1 << 20
-SHARED = StagingOptions(False, True, False, False)
+SHARED = (False, True, False, False)
 KINDS = (AsyncCheckpointerType.THREAD, AsyncCheckpointerType.PROCESS)
 
 
@@ -56,7 +55,7 @@ class Cap(TestCase):
 
     def test_a_state_larger_than_the_cap(self):
         for options in (PLAIN, SHARED, IN_BACKGROUND):
-            stager = DefaultStager(options, cap_bytes=3 * MIB)
+            stager = new_stager(options, cap_bytes=3 * MIB)
             for step in range(2):
                 path, state = self.root / f"{options}" / str(step), state_of(8, value=float(step))
                 kept = {name: tensor.clone() for name, tensor in state.items()}
@@ -75,7 +74,7 @@ class Cap(TestCase):
 
     def test_the_caller_waits_only_if_it_must(self):
         gate = Gate()
-        stager = DefaultStager(PLAIN, cap_bytes=8 * MIB)
+        stager = new_stager(PLAIN, cap_bytes=8 * MIB)
         upload = alone(state_of(8), self.path, async_stager=stager, planner=GatedPlanner(gate))
         self.assertFalse(upload.done())
         self.assertEqual((stager.is_partial, stager.staged_bytes), (False, 8 * MIB))
@@ -84,7 +83,7 @@ class Cap(TestCase):
 
     def test_staging_is_complete_when_the_upload_is(self):
         gate = Gate()
-        stager = DefaultStager(IN_BACKGROUND, cap_bytes=MIB)
+        stager = new_stager(IN_BACKGROUND, cap_bytes=MIB)
         result = alone(state_of(2), self.path, async_stager=stager, planner=GatedPlanner(gate))
         self.assertTrue(gate.reached.wait(TIMEOUT_S))
         self.assertFalse(result.staging_completion.done())
@@ -95,13 +94,13 @@ class Cap(TestCase):
     def test_views_of_what_has_no_room(self):
         buffer = torch.arange(float(MIB))
         state = {"a": buffer[: MIB // 2], "b": buffer[MIB // 4 :].view(3, -1).t(), "small": torch.ones(3), "scalar": torch.tensor(2)}
-        stager = DefaultStager(PLAIN, cap_bytes=MIB)
+        stager = new_stager(PLAIN, cap_bytes=MIB)
         alone(state, self.path, async_stager=stager).result()
         self.check(self.path, state)
         self.assertEqual(stager.staged_bytes, 12 + 8)
 
     def test_room_that_a_state_leaves_is_used_by_the_next(self):
-        stager = DefaultStager(PLAIN, cap_bytes=4 * MIB)
+        stager = new_stager(PLAIN, cap_bytes=4 * MIB)
         for step in range(3):
             state = state_of(4, value=float(step))  # other storages each time
             alone(state, self.root / str(step), async_stager=stager).result()
@@ -111,14 +110,14 @@ class Cap(TestCase):
 
     def test_bad_values(self):
         with self.assertRaises(ValueError):
-            DefaultStager(PLAIN, cap_bytes=-1)
+            new_stager(PLAIN, cap_bytes=-1)
 
 
 class Reserve(TestCase):
     def test_the_first_save_finds_its_memory(self):
         for options in (PLAIN, SHARED, IN_BACKGROUND):
             state = state_of(8, mib=4)
-            stager = DefaultStager(options)
+            stager = new_stager(options)
             stager.reserve(state)
             for tensor in state.values():
                 tensor.add_(1)
