@@ -103,7 +103,7 @@ OURS = {
     "_async_process_executor": {"_ProcessBasedAsyncCheckpointExecutor"},
     "staging": {"BlockingAsyncStager", "DefaultStager"},
     "_state_dict_stager": {"StateDictStager"},
-    "_state_dict_utils": {"_create_cpu_state_dict", "_check_state_dict_similarity", "_copy_state_dict"},
+    "_state_dict_utils": {"_create_cpu_state_dict", "_check_state_dict_similarity", "_copy_state_dict", "_gather_state_dict"},
 }
 
 
