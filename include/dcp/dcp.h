@@ -8,6 +8,7 @@
 #include "checkpoint.h"
 #include "convert.h"
 #include "device.h"
+#include "host.h"
 #include "load.h"
 #include "save.h"
 #include "state.h"

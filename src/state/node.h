@@ -125,9 +125,6 @@ dcp_status dcp__dict_rename(dcp_value *dict, dcp_key from, dcp_key to, dcp_error
 /* The code point at *pos of valid WTF-8 text; moves *pos behind it. */
 uint32_t dcp__wtf8_next(dcp_str text, size_t *pos);
 
-/* Recursion over a tree stops here with LIMIT: the context's max_depth, or what any thread's stack can bear. */
-uint32_t dcp__depth_limit(const dcp_context *ctx);
-
 /* Dicts, and opaque values that Python would know as mappings. */
 bool dcp__is_mapping(const dcp_value *v);
 size_t dcp__mapping_count(const dcp_value *v);

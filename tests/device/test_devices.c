@@ -289,6 +289,81 @@ static void devices__content_is_compared(void **unused)
     }
 }
 
+/* ---- states in host memory ---- */
+
+/* R8.5, R8.11, R8.12: what is in the caller's stream is waited for, memory is registered and released. */
+static void devices__states_are_moved_to_host_memory(void **unused)
+{
+    (void)unused;
+    test_random rnd = test_random_seeded("devices offload");
+    for (int i = 0; i < 8; i++) {
+        const look_alike *l = &both[i % 2];
+        l->reset();
+        l->delay_us(i < 4 ? 0 : 2000);
+        twins t = twins_make(l, 1, &rnd);
+        dcp_host_opts opts = DCP_HOST_OPTS_INIT;
+        dcp_host_state *h;
+        dcp_host_memory where = DCP_HOST_MEMORY_INIT;
+        opts.is_pinned = i % 4 < 2;
+        opts.is_shared = true;
+        opts.pin_device = (dcp_device){l->type, 1};
+        assert_int_equal(dcp_host_offload(NULL, t.device, NULL, NULL, 0, &opts, &h, NULL), DCP_OK);
+        assert_true(dcp_value_equal(dcp_host_value(h), t.host));
+        assert_true(dcp_host_is_similar(dcp_host_value(h), t.device));
+        assert_int_equal(l->registrations() > 0, opts.is_pinned);
+        const dcp_tensor *line = dcp_value_tensor(dcp_dict_get_str(dcp_host_value(h), "line"));
+        assert_int_equal(dcp_host_where(h, line, &where, NULL), DCP_OK);
+        assert_true(where.is_shared && where.is_pinned == opts.is_pinned);
+        /* The same memory once more, after the source has changed. */
+        fill(&rnd, t.host_memory, t.bytes);
+        memcpy(l->peek(t.device_memory), t.host_memory, t.bytes);
+        dcp_value *copied;
+        assert_int_equal(dcp_host_copy(NULL, t.device, dcp_host_value(h), NULL, &copied, NULL), DCP_OK);
+        const dcp_tensor *again = dcp_value_tensor(dcp_dict_get_str(copied, "line"));
+        assert_ptr_equal(again->data, line->data);
+        assert_memory_equal(line->data, t.host_memory + 4096, 700000 * sizeof(double));
+        dcp_value_free(copied);
+        /* The other way round is not a copy into host memory. */
+        assert_int_equal(dcp_host_copy(NULL, dcp_host_value(h), t.device, NULL, NULL, NULL), DCP_UNSUPPORTED);
+        dcp_host_free(h);
+        twins_free(&t);
+        l->delay_us(0);
+        assert_clean(l);
+    }
+}
+
+/* R8.2, R8.3: nothing is registered for tensors without dimensions or elements; and a device that refuses is an error. */
+static void devices__what_has_no_memory_is_not_registered(void **unused)
+{
+    (void)unused;
+    for (int k = 0; k < 2; k++) {
+        const look_alike *l = &both[k];
+        int64_t none[] = {0, 8}, some[] = {5};
+        float memory[5] = {1};
+        dcp_value *state;
+        dcp_host_opts opts = DCP_HOST_OPTS_INIT;
+        dcp_host_state *h;
+        l->reset();
+        opts.is_pinned = true;
+        opts.pin_device.type = l->type;
+        dcp_dict_create(NULL, &state, NULL);
+        dcp_tensor t = dcp_tensor_make(DCP_FLOAT32, 2, none, memory);
+        dcp_dict_set_tensor(state, "none", &t, NULL);
+        t = dcp_tensor_make(DCP_FLOAT32, 0, NULL, memory);
+        dcp_dict_set_tensor(state, "scalar", &t, NULL);
+        assert_int_equal(dcp_host_create(NULL, state, &opts, &h, NULL), DCP_OK);
+        assert_int_equal(l->count(l->register_call), 0);
+        dcp_host_free(h);
+        t = dcp_tensor_make(DCP_FLOAT32, 1, some, memory);
+        dcp_dict_set_tensor(state, "some", &t, NULL);
+        l->limit_registration(1);
+        assert_int_equal(dcp_host_create(NULL, state, &opts, &h, NULL), DCP_DEVICE);
+        l->limit_registration(0);
+        dcp_value_free(state);
+        assert_clean(l);
+    }
+}
+
 /* ---- loading ---- */
 
 /* R11.14: a torch.save file that one process reads for others reaches devices as well. */
@@ -589,6 +664,8 @@ int main(void)
         cmocka_unit_test(devices__the_callers_stream_is_waited_for),
         cmocka_unit_test(devices__background_saves_store_the_same),
         cmocka_unit_test(devices__content_is_compared),
+        cmocka_unit_test(devices__states_are_moved_to_host_memory),
+        cmocka_unit_test(devices__what_has_no_memory_is_not_registered),
         cmocka_unit_test(devices__targets_get_what_host_memory_gets),
         cmocka_unit_test(devices__targets_of_a_torchfile),
         cmocka_unit_test(devices__large_targets_go_through_the_ring),

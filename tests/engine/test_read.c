@@ -157,8 +157,8 @@ static void read__targets_that_do_not_fit_are_refused(void **state)
     dst = dcp_tensor_make(DCP_FLOAT32, 2, right, NULL);
     assert_int_equal(dcp_read(ck, rows, NULL, &dst, NULL), DCP_ARG);
     dst = dcp_tensor_make(DCP_FLOAT32, 2, right, memory);
-    dst.device.type = DCP_DEVICE_CUDA;
-    assert_int_equal(dcp_read(ck, rows, NULL, &dst, NULL), DCP_UNSUPPORTED);
+    dst.device.type = (dcp_device_type)99; /* on every machine there is no such device */
+    assert_int_equal(dcp_read(ck, rows, NULL, &dst, NULL), DCP_ARG);
     int64_t offsets[] = {9, 0}, sizes[] = {2, 7}, huge[] = {INT64_MAX, 0};
     dcp_box box = {offsets, sizes};
     dst = dcp_tensor_make(DCP_FLOAT32, 2, sizes, memory);

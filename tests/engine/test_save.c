@@ -731,9 +731,9 @@ static void save__what_cannot_be_saved_is_refused(void **unused)
 
     dcp_dict_create(NULL, &state, NULL);
     t = dcp_tensor_make(DCP_UINT8, 1, one, &byte);
-    t.device.type = DCP_DEVICE_CUDA;
+    t.device.type = (dcp_device_type)99; /* on every machine there is no such device */
     assert_int_equal(dcp_dict_set_tensor(state, "device", &t, NULL), DCP_OK);
-    assert_int_equal(dcp_save(NULL, "", state, &opts, NULL, NULL), DCP_UNSUPPORTED);
+    assert_int_equal(dcp_save(NULL, "", state, &opts, NULL, NULL), DCP_ARG);
     dcp_value_free(state);
 
     dcp_list_create(NULL, &v, NULL);

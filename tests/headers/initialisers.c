@@ -33,6 +33,9 @@ void use_initialisers(void)
     USE(dcp_async_opts, DCP_ASYNC_OPTS_INIT);
     USE(dcp_stager_opts, DCP_STAGER_OPTS_INIT);
     USE(dcp_stager_info, DCP_STAGER_INFO_INIT);
+    USE(dcp_host_opts, DCP_HOST_OPTS_INIT);
+    USE(dcp_host_memory, DCP_HOST_MEMORY_INIT);
+    USE(dcp_host_copy_opts, DCP_HOST_COPY_OPTS_INIT);
     USE(dcp_op_progress, DCP_OP_PROGRESS_INIT);
     USE(dcp_optimizer_opts, DCP_OPTIMIZER_OPTS_INIT);
     USE(dcp_diff_opts, DCP_DIFF_OPTS_INIT);
