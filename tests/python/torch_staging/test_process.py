@@ -51,6 +51,15 @@ def wait_until(happens):
         time.sleep(0.01)
 
 
+SYSTEM = ("libc.so", "ld-linux", "libasan", "libubsan", "libtsan", "libm.so", "libgcc_s", "libstdc++", "libpthread", "libdl", "librt")
+
+
+def libraries_of(pid):
+    """Names of the libraries that a process has loaded."""
+    maps = pathlib.Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return sorted({os.path.basename(line.split()[-1]) for line in maps if ".so" in line})
+
+
 def written_bytes_of(pid):
     """What a process has written so far."""
     text = pathlib.Path(f"/proc/{pid}/io").read_text()
@@ -75,6 +84,7 @@ class Alone(TestCase):
         [first] = helpers()
         executable = os.path.realpath(f"/proc/{first}/exe")
         self.assertEqual(os.path.basename(executable), "dcp-writer")
+        self.assertEqual([name for name in libraries_of(first) if not name.startswith(SYSTEM)], [], "U34: no device is touched there")
         before = written_bytes_of(first)
         save(self.state, self.root / "2").result()
         self.assertEqual(helpers(), [first])
@@ -133,6 +143,7 @@ class Alone(TestCase):
             stuck = save({"w": torch.zeros(3 * LARGE)}, self.path, storage_writer=writer, async_stager=stager)
             wait_until(lambda: len(list(self.path.glob("*.distcp"))) > 1)
             self.assertFalse(stuck.done())
+            self.assertEqual(stuck.progress().written_bytes, 0)  # U36: shows that it hangs
             os.kill(first, signal.SIGKILL)
             with self.assertRaises(CheckpointException) as caught:
                 stuck.result(TIMEOUT_S)

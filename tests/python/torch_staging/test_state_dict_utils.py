@@ -180,6 +180,23 @@ class Copy(TestCase):
         _copy_state_dict({"w": torch.tensor([1.0 + 2j]).conj()}, target := {"w": torch.zeros(1, dtype=torch.complex64)})
         self.assertEqual(target["w"].tolist(), [1.0 - 2j])
 
+    def test_R8_11_blocking_unless_asked_otherwise(self):
+        """With a stand-in for tensors on a device: what PyTorch is asked for."""
+        asked = []
+
+        class OnDevice(torch.Tensor):
+            is_cpu = False
+
+            def copy_(self, source, non_blocking=False):
+                asked.append(non_blocking)
+                return super().copy_(source)
+
+        for options in ({}, {"non_blocking": True}):
+            target = {"w": torch.zeros(3).as_subclass(OnDevice)}
+            _copy_state_dict({"w": numbered(3)}, target, **options)
+            self.assertEqual(target["w"].tolist(), numbered(3).tolist())
+        self.assertEqual(asked, [False, True])
+
     def test_R8_9_nothing_is_copied_before_all_fits(self):
         for source, error in (
             ({"w": torch.ones(8), "v": torch.ones(1)}, ValueError),
