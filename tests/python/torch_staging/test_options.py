@@ -205,10 +205,10 @@ class Control(TestCase):
         first, second = Gate(), Gate()
         blocking = alone(state_of(1), self.root / "1", storage_writer=GatedWriter(self.root / "1", first))
         self.assertTrue(first.reached.wait(TIMEOUT_S))
-        writer = GatedWriter(self.root / "2", second)
-        for upload in (alone(state_of(1), self.root / "2", storage_writer=writer), blocking):
-            self.assertTrue(upload.cancel())
-            first.open(), second.open()
+        waiting = alone(state_of(1), self.root / "2", storage_writer=GatedWriter(self.root / "2", second))
+        self.assertTrue(blocking.cancel() and waiting.cancel())
+        first.open(), second.open()
+        for upload in (blocking, waiting):
             with self.assertRaises((CheckpointException, CanceledError)):
                 upload.result(TIMEOUT_S)
         self.assertEqual(list(self.root.glob("*/.metadata")), [])
