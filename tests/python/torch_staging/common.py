@@ -94,7 +94,6 @@ def new_stager(options=PLAIN, **keywords):
     return DefaultStager(StagingOptions(*options), **keywords)
 
 
-
 def helpers():
     """The processes dcp-writer that this process has started and that run."""
     running = (int(entry.name) for entry in pathlib.Path("/proc").iterdir() if entry.name.isdigit())
