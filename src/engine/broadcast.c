@@ -1,5 +1,7 @@
 #include "engine/broadcast.h"
 
+#include <pthread.h>
+
 #include "engine/place.h"
 #include "engine/tensor_slabs.h"
 #include "plan/wire.h"
@@ -187,6 +189,14 @@ typedef struct piece {
     size_t at;
 } piece;
 
+typedef struct message {
+    dcp__arena arena; /* boxes of the pieces */
+    piece pieces[MOST_PIECES];
+    size_t n;
+    size_t bytes;
+    dcp__buf data;
+} message;
+
 /* Goes through the pieces of all that is wanted. All ranks come to the same messages. */
 typedef struct walk {
     const wants *all;
@@ -195,10 +205,6 @@ typedef struct walk {
     dcp__slabs slabs;
     int64_t extents[DCP_MAX_NDIM]; /* of what is wanted of the entry, which slabs cut */
     bool is_in_entry, has_slab;
-    dcp__arena arena; /* boxes of the message's pieces */
-    piece pieces[MOST_PIECES];
-    size_t n;
-    size_t bytes; /* of the message */
 } walk;
 
 static void begin_entry(walk *w)
@@ -226,43 +232,44 @@ static bool find_slab(walk *w)
     return w->has_slab;
 }
 
-static dcp_status add_piece(walk *w, size_t at, dcp_error *err)
+static dcp_status add_piece(walk *w, message *m, size_t at, dcp_error *err)
 {
     const dcp__entry *e = &w->all->m->entries[w->entry];
     size_t ndim = (size_t)e->item.ndim;
-    int64_t *box = dcp__arena_alloc(&w->arena, 2 * ndim * sizeof *box);
+    int64_t *box = dcp__arena_alloc(&m->arena, 2 * ndim * sizeof *box);
     if (!box) {
-        return dcp__arena_fail(&w->arena, err);
+        return dcp__arena_fail(&m->arena, err);
     }
     for (size_t d = 0; d < ndim; d++) {
         box[d] = w->all->of[w->entry].from[d] + w->slabs.offsets[d];
         box[ndim + d] = w->slabs.sizes[d];
     }
-    w->pieces[w->n++] = (piece){e, {box, box + ndim}, at};
-    w->bytes = at + (size_t)w->slabs.elems * dcp_dtype_bytes(e->item.dtype);
+    m->pieces[m->n++] = (piece){e, {box, box + ndim}, at};
+    m->bytes = at + (size_t)w->slabs.elems * dcp_dtype_bytes(e->item.dtype);
     w->has_slab = false;
     return DCP_OK;
 }
 
 /* The pieces of the next message; none at the end. */
-static dcp_status next_message(walk *w, dcp_error *err)
+static dcp_status next_message(walk *w, message *m, dcp_error *err)
 {
     dcp_status status = DCP_OK;
-    dcp__arena_reset(&w->arena);
-    w->n = 0;
-    w->bytes = 0;
-    while (status == DCP_OK && w->n < MOST_PIECES && find_slab(w)) {
-        size_t at = (w->bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    dcp__arena_reset(&m->arena);
+    m->n = 0;
+    m->bytes = 0;
+    m->data.len = 0;
+    while (status == DCP_OK && m->n < MOST_PIECES && find_slab(w)) {
+        size_t at = (m->bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
         uint64_t bytes = (uint64_t)w->slabs.elems * dcp_dtype_bytes(w->all->m->entries[w->entry].item.dtype);
-        if (w->n && at + bytes > w->message_bytes) {
+        if (m->n && at + bytes > w->message_bytes) {
             break;
         }
-        status = add_piece(w, at, err);
+        status = add_piece(w, m, at, err);
     }
     return status;
 }
 
-/* Of the poorest rank: a message where it is read and sent from, and two copies of it where elements are cast. */
+/* Of the poorest rank: two messages, one being sent and one being read, and two copies of one where elements are cast. */
 static uint64_t message_bytes(uint64_t memory_bytes)
 {
     uint64_t bytes = memory_bytes / 8;
@@ -278,42 +285,82 @@ typedef struct sending {
     const dcp_read_opts *opts;
     uint64_t wanted_bytes, done_bytes; /* by this rank */
     dcp__placer placer;
-    dcp__buf message;
-    dcp__share_bytes bytes;
     walk walk;
+    message messages[2];
+    dcp__share_bytes bytes;
 } sending;
 
-static dcp_status read_message(sending *s, dcp_error *err)
+static bool is_root(const sending *s)
 {
-    const walk *w = &s->walk;
-    dcp_read_request *requests = dcp__calloc(s->ck->ctx, w->n, sizeof *requests);
-    if (!requests || !dcp__buf_reserve(&s->message, w->bytes)) {
+    return dcp__step_rank(s->step) == s->root;
+}
+
+static dcp_status read_message(sending *s, message *m, dcp_error *err)
+{
+    dcp_read_request *requests = dcp__calloc(s->ck->ctx, m->n, sizeof *requests);
+    if (!requests || !dcp__buf_reserve(&m->data, m->bytes)) {
         dcp__free(s->ck->ctx, requests);
         return dcp__nomem(err);
     }
-    memset(s->message.data, 0, w->bytes); /* what lies between the pieces is sent, too */
-    for (size_t i = 0; i < w->n; i++) {
-        const piece *p = &w->pieces[i];
+    memset(m->data.data, 0, m->bytes); /* what lies between the pieces is sent, too */
+    for (size_t i = 0; i < m->n; i++) {
+        const piece *p = &m->pieces[i];
         const dcp_item *item = &p->entry->item;
-        dcp_tensor dst = dcp_tensor_make(item->dtype, item->ndim, p->box.sizes, s->message.data + p->at);
+        dcp_tensor dst = dcp_tensor_make(item->dtype, item->ndim, p->box.sizes, m->data.data + p->at);
         requests[i] = (dcp_read_request){item, p->box, dst};
     }
-    dcp_status status = dcp_read_many(s->ck, requests, w->n, err);
-    s->message.len = w->bytes;
-    s->bytes.read += status == DCP_OK ? w->bytes : 0;
+    dcp_status status = dcp_read_many(s->ck, requests, m->n, err);
+    m->data.len = m->bytes;
+    s->bytes.read += status == DCP_OK ? m->bytes : 0;
     dcp__free(s->ck->ctx, requests);
     return status;
 }
 
-static dcp_status place_message(sending *s, dcp_error *err)
+/* A message that root reads on a thread of its own, while the one before it is sent. */
+typedef struct ahead {
+    sending *s;
+    message *m;
+    pthread_t thread;
+    bool is_running;
+    dcp_status status;
+    dcp_error err;
+} ahead;
+
+static void *read_on_thread(void *arg)
 {
-    const walk *w = &s->walk;
-    dcp_status status = s->message.len == w->bytes ? DCP_OK
-                                                   : dcp__fail(err, DCP_FORMAT, "rank %d sends %zu bytes instead of %zu", s->root,
-                                                               s->message.len, w->bytes);
-    for (size_t i = 0; i < w->n && status == DCP_OK; i++) {
-        const piece *p = &w->pieces[i];
-        status = dcp__place(&s->placer, p->entry, &p->box, s->message.data + p->at, &s->done_bytes, err);
+    ahead *a = arg;
+    a->status = read_message(a->s, a->m, &a->err);
+    return NULL;
+}
+
+/* Makes the next message, and begins to read it. */
+static void begin_next(ahead *a)
+{
+    a->status = next_message(&a->s->walk, a->m, &a->err);
+    if (a->status == DCP_OK && a->m->n && is_root(a->s)) {
+        a->is_running = pthread_create(&a->thread, NULL, read_on_thread, a) == 0;
+        if (!a->is_running) {
+            read_on_thread(a);
+        }
+    }
+}
+
+static dcp_status end_next(ahead *a, dcp_error *err)
+{
+    if (a->is_running) {
+        pthread_join(a->thread, NULL);
+    }
+    return a->status == DCP_OK ? DCP_OK : dcp__fail_as(err, &a->err);
+}
+
+static dcp_status place_message(sending *s, const message *m, dcp_error *err)
+{
+    dcp_status status = m->data.len == m->bytes ? DCP_OK
+                                                : dcp__fail(err, DCP_FORMAT, "rank %d sends %zu bytes instead of %zu", s->root,
+                                                            m->data.len, m->bytes);
+    for (size_t i = 0; i < m->n && status == DCP_OK; i++) {
+        const piece *p = &m->pieces[i];
+        status = dcp__place(&s->placer, p->entry, &p->box, m->data.data + p->at, &s->done_bytes, err);
     }
     if (status == DCP_OK && s->opts->progress && !s->opts->progress(s->opts->user, s->done_bytes, s->wanted_bytes)) {
         status = dcp__fail(err, DCP_CANCELED, "the caller has stopped the load");
@@ -321,21 +368,34 @@ static dcp_status place_message(sending *s, dcp_error *err)
     return status;
 }
 
-/* Collective. A failure in placing one message is told with the next one, or with the agreement behind the last: what a broadcast
- * begins with is an agreement, too, so that a rank that has failed need not know which of them it is. */
+/* Collective. Sends one message; *mine: of this rank so far, which the others learn of. */
+static dcp_status send_message(sending *s, message *m, dcp_status *mine, dcp_error *err)
+{
+    dcp_status status = dcp__broadcast(s->step, *mine, s->root, &m->data, err);
+    if (status == DCP_OK) {
+        s->bytes.received += is_root(s) ? 0 : m->data.len;
+        *mine = place_message(s, m, err);
+    }
+    return status;
+}
+
+/* Collective. A failure in placing or reading one message is told with the next one, or with the agreement behind the last: what
+ * a broadcast begins with is an agreement, too, so that a rank that has failed need not know which of them it is. */
 static dcp_status send_all(sending *s, dcp_error *err)
 {
-    bool is_root = dcp__step_rank(s->step) == s->root;
-    dcp_status mine = next_message(&s->walk, err), status = DCP_OK;
-    while (status == DCP_OK && (s->walk.n || mine != DCP_OK)) {
-        s->message.len = 0;
-        mine = mine == DCP_OK && is_root ? read_message(s, err) : mine;
-        status = dcp__broadcast(s->step, mine, s->root, &s->message, err);
-        s->bytes.received += status == DCP_OK && !is_root ? s->message.len : 0;
-        mine = status == DCP_OK ? place_message(s, err) : status;
+    ahead next = {.s = s, .m = &s->messages[0], .err = DCP_ERROR_INIT};
+    begin_next(&next);
+    dcp_status mine = end_next(&next, err), status = DCP_OK;
+    for (size_t i = 0; status == DCP_OK && (s->messages[i % 2].n || mine != DCP_OK); i++) {
+        next = (ahead){.s = s, .m = &s->messages[(i + 1) % 2], .err = DCP_ERROR_INIT};
         if (mine == DCP_OK) {
-            mine = next_message(&s->walk, err);
+            begin_next(&next);
         }
+        status = send_message(s, &s->messages[i % 2], &mine, err);
+        dcp_error unread = DCP_ERROR_INIT;
+        bool is_first_failure = status == DCP_OK && mine == DCP_OK;
+        dcp_status after = end_next(&next, is_first_failure ? err : &unread);
+        mine = is_first_failure ? after : mine;
     }
     mine = mine == DCP_OK ? dcp__placer_sync(&s->placer, err) : mine;
     return status == DCP_OK ? dcp__agree(s->step, mine, err) : status;
@@ -344,8 +404,10 @@ static dcp_status send_all(sending *s, dcp_error *err)
 static dcp_status prepare(sending *s, const dcp_read_request *requests, size_t n, wants *own, dcp_error *err)
 {
     dcp_context *ctx = s->ck->ctx;
-    dcp__arena_init(&s->walk.arena, ctx, UINT64_MAX);
-    dcp__buf_init(&s->message, ctx);
+    for (int i = 0; i < 2; i++) {
+        dcp__arena_init(&s->messages[i].arena, ctx, UINT64_MAX);
+        dcp__buf_init(&s->messages[i].data, ctx);
+    }
     s->wanted_bytes = dcp__bytes_of_requests(requests, n);
     dcp_status status = dcp__placer_init(&s->placer, ctx, requests, n, s->opts->stream, err);
     status = status == DCP_OK ? wants_init(own, ctx, s->ck->meta, err) : status;
@@ -381,8 +443,10 @@ dcp_status dcp__broadcast_tensors(const dcp__step *step, int root, dcp_checkpoin
         status = send_wanted(s, requests, n, err);
         *out = s->bytes;
         dcp__placer_reset(&s->placer);
-        dcp__arena_reset(&s->walk.arena);
-        dcp__buf_reset(&s->message);
+        for (int i = 0; i < 2; i++) {
+            dcp__arena_reset(&s->messages[i].arena);
+            dcp__buf_reset(&s->messages[i].data);
+        }
     }
     dcp__free(ck->ctx, s);
     return status;

@@ -14,6 +14,7 @@
 #include "support/look_alike.h"
 #include "support/memory_copy.h"
 #include "support/random.h"
+#include "support/ranks.h"
 
 #define MIB ((size_t)1 << 20)
 
@@ -366,40 +367,64 @@ static void devices__what_has_no_memory_is_not_registered(void **unused)
 
 /* ---- loading ---- */
 
-/* R11.14: a torch.save file that one process reads for others reaches devices as well. */
+typedef struct torchfile_job {
+    dcp_storage *storage;
+    dcp_value *states[2];
+} torchfile_job;
+
+static dcp_status load_torchfile(void *user, dcp_comm *comm, int rank, dcp_error *err)
+{
+    static const char *const apart[] = {"line", "scalar", "bool", "spread"};
+    torchfile_job *j = user;
+    dcp_torchfile_reader *reader;
+    dcp_load_opts opts = DCP_LOAD_OPTS_INIT;
+    if (dcp_torchfile_reader_open(NULL, "file.pt", 0, &reader, err) != DCP_OK) {
+        return DCP_INTERNAL;
+    }
+    opts.torchfile = reader;
+    opts.open.storage = j->storage;
+    opts.comm = comm;
+    opts.include = apart;
+    opts.n_include = 4;
+    dcp_status status = dcp_load(NULL, NULL, j->states[rank], &opts, NULL, err);
+    dcp_torchfile_reader_close(reader);
+    return status;
+}
+
+/* R11.14: a torch.save file that one rank reads reaches the devices of another, just as host memory; and a failing copy all
+ * ranks. */
 static void devices__targets_of_a_torchfile(void **unused)
 {
     (void)unused;
-    static const char *const apart[] = {"line", "scalar", "bool", "spread"};
     test_random rnd = test_random_seeded("devices torchfile");
     for (int k = 0; k < 2; k++) {
         const look_alike *l = &both[k];
         l->reset();
         twins saved = twins_make(l, 0, &rnd), target = twins_make(l, 1, &rnd);
-        dcp_storage *st = memory_storage();
-        dcp_torchfile_reader *reader;
-        dcp_error err = DCP_ERROR_INIT;
+        torchfile_job j = {memory_storage(), {target.host, target.device}};
+        rank_thread ranks[2];
         dcp_convert_opts co = DCP_CONVERT_OPTS_INIT;
-        save_to(st, saved.host, (dcp_save_opts)DCP_SAVE_OPTS_INIT);
+        save_to(j.storage, saved.host, (dcp_save_opts)DCP_SAVE_OPTS_INIT);
         co.to = DCP_TO_TORCH;
-        co.open.storage = co.storage = st;
-        assert_int_equal(dcp_convert(NULL, "", "file.pt", &co, NULL, &err), DCP_OK);
-        assert_int_equal(dcp_torchfile_reader_open(NULL, "file.pt", 0, &reader, NULL), DCP_OK);
-        dcp_load_opts lo = DCP_LOAD_OPTS_INIT;
-        lo.open.storage = st;
-        lo.include = apart;
-        lo.n_include = 4;
-        assert_int_equal(dcp_load(NULL, "", target.host, &lo, NULL, &err), DCP_OK);
-        lo.torchfile = reader;
-        if (dcp_load(NULL, NULL, target.device, &lo, NULL, &err) != DCP_OK) {
-            fail_msg("%s", err.message);
+        co.open.storage = co.storage = j.storage;
+        assert_int_equal(dcp_convert(NULL, "", "file.pt", &co, NULL, NULL), DCP_OK);
+        run_ranks(2, load_torchfile, &j, ranks);
+        for (int r = 0; r < 2; r++) {
+            if (ranks[r].status != DCP_OK) {
+                fail_msg("rank %d: %s", r, ranks[r].err.message);
+            }
         }
+        const char *line = dcp_value_tensor(dcp_dict_get_str(saved.host, "line"))->data;
+        assert_memory_equal(dcp_value_tensor(dcp_dict_get_str(target.host, "line"))->data, line, 700000 * sizeof(double));
         assert_memory_equal(l->peek(target.device_memory), target.host_memory, target.bytes);
         l->fail_call(l->to_device_call, 1, 700);
-        assert_int_equal(dcp_load(NULL, NULL, target.device, &lo, NULL, &err), DCP_DEVICE);
+        run_ranks(2, load_torchfile, &j, ranks);
+        for (int r = 0; r < 2; r++) {
+            assert_int_equal(ranks[r].status, DCP_PEER);
+            assert_int_equal(ranks[r].err.rank, 1);
+        }
         assert_clean(l);
-        dcp_torchfile_reader_close(reader);
-        dcp_storage_free(st);
+        dcp_storage_free(j.storage);
         twins_free(&saved);
         twins_free(&target);
     }
