@@ -124,6 +124,9 @@ PyObject *integers_to(const int64_t *numbers, size_t n);
 int scalar_from_python(PyObject *object, bool *is_known, dcp_value **out);
 /* The text of a str, UTF-8 or WTF-8. *holder (a new reference, or NULL) owns it where the str does not. */
 int str_from_python(PyObject *text, dcp_str *out, PyObject **holder);
+/* For "O&": a str as bytes object (PyObject **, owned; text_of for its text), UTF-8 or WTF-8; NULL for None. */
+int text_converter(PyObject *text, void *out);
+const char *text_of(PyObject *bytes);
 
 /* ---- py_tree_in.c ---- */
 

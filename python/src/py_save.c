@@ -59,7 +59,7 @@ int plan_cache_init(PyObject *module)
 /* ---- the arguments ---- */
 
 typedef struct save_args {
-    PyObject *path, *tree; /* path: bytes, owned */
+    PyObject *path, *tree, *checkpoint_id; /* path and checkpoint_id: bytes, owned */
     PyObject *describe, *pickle, *group, *per_rank, *cache, *rank_local, *progress, *tensor_types, *stream, *helper;
     const char *serialization, *on_failure;
     int threads;
@@ -81,12 +81,13 @@ static int parse(save_args *a, PyObject *args, PyObject *kwargs)
     unsigned long long copy_ahead = DCP_COPY_AHEAD_BYTES;
     *a = (save_args){.serialization = "torch_save", .on_failure = "return", .sync = 1, .opts = DCP_SAVE_OPTS_INIT};
     int is_good = PyArg_ParseTupleAndKeywords(
-        args, kwargs, "O&O|$OOOippipszizzppOOOiKsOOpOKO:save", keywords, PyUnicode_FSConverter, &a->path, &a->tree, &a->describe,
+        args, kwargs, "O&O|$OOOippipszizO&ppOOOiKsOOpOKO:save", keywords, PyUnicode_FSConverter, &a->path, &a->tree, &a->describe,
         &a->pickle, &a->group, &a->opts.coordinator, &a->overwrite, &a->sync, &a->opts.files, &a->file_per_item,
-        &a->serialization, &a->opts.transform, &a->opts.target_release, &a->opts.save_id, &a->opts.checkpoint_id,
+        &a->serialization, &a->opts.transform, &a->opts.target_release, &a->opts.save_id, text_converter, &a->checkpoint_id,
         &a->dedup_to_lowest, &a->check_content, &a->per_rank, &a->cache, &a->rank_local, &a->threads, &a->memory_bytes,
         &a->on_failure, &a->progress, &a->tensor_types, &a->align_payloads, &a->stream, &copy_ahead, &a->helper);
     a->opts.copy_ahead_bytes = copy_ahead;
+    a->opts.checkpoint_id = text_of(a->checkpoint_id);
     return is_good ? 0 : -1;
 }
 
@@ -275,5 +276,6 @@ PyObject *core_save(PyObject *module, PyObject *args, PyObject *kwargs)
     PyObject *result = parse(&a, args, kwargs) == 0 && set_opts(&a) == 0 ? save(&a) : NULL;
     strings_free(a.patterns);
     Py_XDECREF(a.path);
+    Py_XDECREF(a.checkpoint_id);
     return result;
 }

@@ -27,6 +27,22 @@ int str_from_python(PyObject *text, dcp_str *out, PyObject **holder)
     return 0;
 }
 
+int text_converter(PyObject *text, void *out)
+{
+    PyObject **bytes = out;
+    if (!text) { /* a later argument was wrong */
+        Py_CLEAR(*bytes);
+        return 1;
+    }
+    *bytes = text == Py_None ? NULL : PyUnicode_AsEncodedString(text, "utf-8", "surrogatepass");
+    return *bytes ? Py_CLEANUP_SUPPORTED : text == Py_None;
+}
+
+const char *text_of(PyObject *bytes)
+{
+    return bytes ? PyBytes_AsString(bytes) : NULL;
+}
+
 static int from_str(PyObject *object, dcp_value **out)
 {
     dcp_str text;

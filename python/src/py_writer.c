@@ -270,21 +270,25 @@ PyObject *core_claim(PyObject *module, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"path", "overwrite", "world", "sync", "save_id", "checkpoint_id", "target_release", NULL};
     shared_args a = {.sync = 1, .serialization = "torch_save", .opts = DCP_SAVE_OPTS_INIT};
+    PyObject *checkpoint_id = NULL;
     int overwrite = 0;
     (void)module;
     a.opts.world = 1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&|$pipzzi:claim", keywords, PyUnicode_FSConverter, &a.path, &overwrite,
-                                     &a.opts.world, &a.sync, &a.opts.save_id, &a.opts.checkpoint_id, &a.opts.target_release)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&|$pipzO&i:claim", keywords, PyUnicode_FSConverter, &a.path, &overwrite,
+                                     &a.opts.world, &a.sync, &a.opts.save_id, text_converter, &checkpoint_id,
+                                     &a.opts.target_release)) {
         return NULL;
     }
     PyObject *result = NULL;
     a.opts.overwrite = overwrite;
+    a.opts.checkpoint_id = text_of(checkpoint_id);
     if (a.opts.world < 1) {
         PyErr_Format(PyExc_ValueError, "world must be 1 or more, not %d", a.opts.world);
     } else if (set_shared(&a) == 0) {
         result = claim_place(&a);
     }
     Py_DECREF(a.path);
+    Py_XDECREF(checkpoint_id);
     return result;
 }
 
