@@ -253,6 +253,138 @@ static void optimizer__every_failed_allocation_is_survived(void **state)
     assert_true(failing_alloc_walk(load_for_walk, NULL) > 0);
 }
 
+/* ---- reports of users ---- */
+
+static void save_as(const char *path, dcp_value *root)
+{
+    dcp_save_opts opts = DCP_SAVE_OPTS_INIT;
+    opts.storage = storage;
+    opts.overwrite = true;
+    assert_int_equal(dcp_save(NULL, path, root, &opts, NULL, NULL), DCP_OK);
+}
+
+/* {"optim": {"state": states, "param_groups": [group]}}; takes both. */
+static dcp_value *optim_of(dcp_value *states, dcp_value *group)
+{
+    dcp_value *root = new_dict(), *optim = new_dict(), *groups = NULL;
+    dcp_list_create(NULL, &groups, NULL);
+    dcp_list_append(groups, group, NULL);
+    put(optim, "state", states);
+    put(optim, "param_groups", groups);
+    put(root, "optim", optim);
+    return root;
+}
+
+static dcp_value *new_group(void)
+{
+    dcp_value *group = new_dict();
+    dcp_dict_set_float(group, "lr", 0.1, NULL);
+    return group;
+}
+
+static const dcp_value *at(const dcp_value *v, const char *first, const char *second)
+{
+    v = dcp_dict_get_str(v, first);
+    return v ? dcp_dict_get_str(v, second) : NULL;
+}
+
+/* SGD without momentum: nothing is made of nothing. */
+static void optimizer__one_without_state_comes_back_without(void **state)
+{
+    (void)state;
+    dcp_value *root = optim_of(new_dict(), new_group()), *tree;
+    dcp_optimizer_opts opts = options(0, 2);
+    dcp_load_opts lo = DCP_LOAD_OPTS_INIT;
+    dcp_optimizer *o;
+    dcp_checkpoint *ck;
+    save_as("sgd", root);
+    assert_int_equal(dcp_load_optimizer(NULL, "sgd", "optim", &opts, &o, NULL), DCP_OK);
+    const dcp_value *states = at(dcp_optimizer_state(o), "optim", "state");
+    assert_true(!states || dcp_value_count(states) == 0);
+    assert_int_equal(dcp_value_count(at(dcp_optimizer_state(o), "optim", "param_groups")), 1);
+    dcp_optimizer_free(o);
+    lo.open.storage = storage;
+    assert_int_equal(dcp_load(NULL, "sgd", root, &lo, NULL, NULL), DCP_OK);
+    assert_int_equal(dcp_value_kind(at(root, "optim", "state")), DCP_KIND_DICT);
+    assert_int_equal(dcp_value_count(at(root, "optim", "state")), 0);
+    assert_int_equal(dcp_checkpoint_open(NULL, "sgd", &lo.open, &ck, NULL), DCP_OK);
+    assert_int_equal(dcp_read_tree(ck, true, &tree, NULL), DCP_OK);
+    assert_true(dcp_value_equal(tree, root));
+    dcp_value_free(tree);
+    dcp_checkpoint_close(ck);
+    dcp_value_free(root);
+}
+
+/* Adam, where the checkpoint lacks what belongs to one parameter: the same is told for names that are keys already. */
+static void optimizer__a_missing_state_is_told_alike_in_both_forms(void **state)
+{
+    (void)state;
+    int64_t three[] = {3};
+    float moment[3] = {0};
+    dcp_tensor t = dcp_tensor_make(DCP_FLOAT32, 1, three, moment);
+    dcp_value *saved = new_dict(), *weight = new_dict(), *nested = new_dict(), *bias = new_dict(), *flat = new_dict();
+    dcp_error errors[2] = {DCP_ERROR_INIT, DCP_ERROR_INIT};
+    dcp_dict_set_tensor(weight, "exp_avg", &t, NULL);
+    put(saved, "weight", weight);
+    dcp_value *root = optim_of(saved, new_group());
+    save_as("adam", root);
+    dcp_dict_set_tensor(bias, "exp_avg", &t, NULL);
+    dcp_dict_set_tensor(bias, "exp_avg_sq", &t, NULL);
+    put(nested, "bias", bias);
+    dcp_dict_set_tensor(flat, "optim.state.bias.exp_avg", &t, NULL);
+    dcp_dict_set_tensor(flat, "optim.state.bias.exp_avg_sq", &t, NULL);
+    dcp_value *forms[] = {optim_of(nested, new_group()), flat};
+    for (int i = 0; i < 2; i++) {
+        dcp_load_opts lo = DCP_LOAD_OPTS_INIT;
+        dcp_load_report report = DCP_LOAD_REPORT_INIT;
+        lo.open.storage = storage;
+        assert_int_equal(dcp_load(NULL, "adam", forms[i], &lo, &report, &errors[i]), DCP_NOT_FOUND);
+        assert_int_equal(report.n_missing, 2);
+        dcp_value_free(forms[i]);
+    }
+    assert_string_equal(errors[0].message, errors[1].message);
+    assert_non_null(strstr(errors[0].message, "optim.state.bias.exp_avg_sq"));
+    dcp_value_free(root);
+}
+
+static void count_notices(void *user, dcp_difference_kind kind, dcp_str fqn, const char *text)
+{
+    bool is_it = kind == DCP_DIFF_MISSING && strcmp(fqn.ptr, "optim.param_groups.0.decoupled") == 0;
+    (void)text;
+    *(int *)user += kind == DCP_DIFF_UNEXPECTED ? 0 : is_it ? 1 : 100;
+}
+
+/* A hyper-parameter that is newer than the file: an error, or, if that is asked for, the state's own value and a notice. */
+static void optimizer__a_hyper_parameter_that_the_file_lacks(void **state)
+{
+    (void)state;
+    dcp_value *old = optim_of(new_dict(), new_group()), *group = new_dict(), *value;
+    dcp_load_opts lo = DCP_LOAD_OPTS_INIT;
+    dcp_load_report report = DCP_LOAD_REPORT_INIT;
+    dcp_error err = DCP_ERROR_INIT;
+    int notices = 0;
+    save_as("old", old);
+    dcp_dict_set_float(group, "lr", 0.5, NULL);
+    dcp_dict_set_int(group, "decoupled", 3, NULL);
+    dcp_value *root = optim_of(new_dict(), group);
+    lo.open.storage = storage;
+    report.difference = count_notices;
+    report.user = &notices;
+    assert_int_equal(dcp_load(NULL, "old", root, &lo, &report, &err), DCP_NOT_FOUND);
+    assert_non_null(strstr(err.message, "decoupled"));
+    notices = 0;
+    report = (dcp_load_report){.struct_size = sizeof report, .difference = count_notices, .user = &notices};
+    lo.partial = true;
+    assert_int_equal(dcp_load(NULL, "old", root, &lo, &report, &err), DCP_OK);
+    assert_int_equal(notices, 1);
+    value = dcp_value_at(dcp_dict_get_str(dcp_dict_get_str(root, "optim"), "param_groups"), 0);
+    int64_t kept = 0;
+    assert_true(dcp_value_int(dcp_dict_get_str(value, "decoupled"), &kept) && kept == 3);
+    assert_true(dcp_value_float(dcp_dict_get_str(value, "lr")) == 0.1);
+    dcp_value_free(old);
+    dcp_value_free(root);
+}
+
 static void device_for_rank__counts_within_the_machine(void **state)
 {
     (void)state;
@@ -272,6 +404,9 @@ int main(void)
         cmocka_unit_test(optimizer__mistakes_are_named),
         cmocka_unit_test(optimizer__a_rank_that_fails_fails_all),
         cmocka_unit_test(optimizer__every_failed_allocation_is_survived),
+        cmocka_unit_test(optimizer__one_without_state_comes_back_without),
+        cmocka_unit_test(optimizer__a_missing_state_is_told_alike_in_both_forms),
+        cmocka_unit_test(optimizer__a_hyper_parameter_that_the_file_lacks),
         cmocka_unit_test(device_for_rank__counts_within_the_machine),
     };
     return cmocka_run_group_tests(tests, make_storage, free_storage);
