@@ -27,6 +27,7 @@ endfunction()
 
 dcp_device_test(devices)
 dcp_device_test(pinning)
+dcp_device_test(search)
 
 # The program of scripts/device-check.sh, here on the look-alikes.
 add_executable(device_check device/device_check.c)

@@ -104,9 +104,10 @@ typedef struct dcp_op dcp_op;
  * may be NULL.
  *
  * It returns an error, and no operation, for faults of the call itself: ARG, STATE (stager closed, or busy and refusing),
- * UNSUPPORTED (comm without DCP_COMM_ANY_THREAD), NOMEM, and what dcp_comm_duplicate returns. All that happens afterwards, while
- * staging too, is kept by the operation and returned by the waits, so that all ranks learn of it; other saves with the stager
- * are not affected. */
+ * UNSUPPORTED (comm without DCP_COMM_ANY_THREAD), NOMEM, and what dcp_comm_duplicate returns. With comm the ranks tell each other
+ * by it whether they can start: if one cannot, PEER on all of them at once, with the rank and its cause. All that happens
+ * afterwards, while staging too, is kept by the operation and returned by the waits, so that all ranks learn of it; other saves
+ * with the stager are not affected. */
 DCP_API dcp_status dcp_save_async(dcp_context *ctx, const char *path, dcp_value *state, const dcp_async_opts *opts, dcp_op **out,
                                   dcp_error *err);
 

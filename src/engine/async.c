@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "comm/collective.h"
 #include "engine/async_op.h"
 #include "engine/session.h"
 
@@ -164,11 +165,9 @@ static void *run(void *arg)
 
 /* ---- submitting ---- */
 
-static dcp_status check(const char *path, const dcp_async_opts *opts, dcp_op **out, dcp_error *err)
+/* Faults for which there is no communicator to speak of them with, or that are the same on all ranks. */
+static dcp_status check_opts(const dcp_async_opts *opts, dcp_error *err)
 {
-    if (!path || !out) {
-        return dcp__fail(err, DCP_ARG, "save: no %s", path ? "place for the operation" : "path");
-    }
     if (opts && opts->struct_size != sizeof *opts) {
         return dcp__fail(err, DCP_ARG, "async options: struct_size %zu, expected %zu", opts->struct_size, sizeof *opts);
     }
@@ -180,6 +179,11 @@ static dcp_status check(const char *path, const dcp_async_opts *opts, dcp_op **o
                          opts->save.comm->ops->name);
     }
     return DCP_OK;
+}
+
+static dcp_status check(const char *path, dcp_op **out, dcp_error *err)
+{
+    return path && out ? DCP_OK : dcp__fail(err, DCP_ARG, "save: no %s", path ? "place for the operation" : "path");
 }
 
 static dcp_status copy_text(dcp_context *ctx, const char **text, dcp_error *err)
@@ -282,9 +286,39 @@ static dcp_status enter_stager(dcp_op *op, dcp_error *err)
     return dcp__stager_enter(op->stager, err);
 }
 
-static dcp_status take_comm(dcp_op *op, dcp_error *err)
+/* A rank that cannot start would leave the others waiting in the save's first exchange. So all of them say in the caller's thread
+ * whether they can, by the caller's communicator: the save's own may be in use by the save before, and a rank with another stager
+ * than last time has none yet. */
+static dcp_status agree_to_start(dcp_op *op, const dcp__step *step, dcp_status mine, dcp_error *err)
 {
-    return op->opts.save.comm ? dcp__stager_duplicate(op->stager, op->opts.save.comm, &op->opts.save.comm, err) : DCP_OK;
+    size_t size = (size_t)dcp__step_size(step);
+    if (!step->comm) {
+        return mine;
+    }
+    uint64_t *have = mine == DCP_OK ? dcp__alloc(step->ctx, size * sizeof *have) : NULL;
+    mine = mine == DCP_OK && !have ? dcp__nomem(err) : mine;
+    bool has_comm = mine == DCP_OK && op->stager->comm == step->comm;
+    dcp_status status = dcp__agree_u64(step, mine, has_comm, have, err);
+    for (size_t r = 0; r < size && status == DCP_OK; r++) {
+        has_comm &= have[r] != 0;
+    }
+    dcp__free(step->ctx, have);
+    return status == DCP_OK ? dcp__stager_duplicate(op->stager, step->comm, has_comm, &op->opts.save.comm, err) : status;
+}
+
+/* Of an operation that does not start. op may be NULL. */
+static void drop_op(dcp_op *op, bool has_turn)
+{
+    if (!op) {
+        return;
+    }
+    if (has_turn) {
+        dcp__stager_leave(op->stager);
+    }
+    if (op->owns_stager) {
+        dcp_stager_free(op->stager);
+    }
+    free_op(op);
 }
 
 static void stage_now(dcp_op *op, dcp_value *state)
@@ -316,23 +350,21 @@ dcp_status dcp_save_async(dcp_context *ctx, const char *path, dcp_value *state, 
                           dcp_error *err)
 {
     dcp_op *op = NULL;
-    dcp_status status = check(path, opts, out, err);
-    status = status == DCP_OK ? make_op(dcp__context(ctx), path, opts, &op, err) : status;
+    dcp_error own = DCP_ERROR_INIT;
+    err = err ? err : &own;
+    ctx = dcp__context(ctx);
+    dcp_status status = check_opts(opts, err);
     if (status != DCP_OK) {
         return status;
     }
-    status = enter_stager(op, err);
-    if (status == DCP_OK) {
-        status = take_comm(op, err);
-        if (status != DCP_OK) {
-            dcp__stager_leave(op->stager);
-        }
-    }
+    dcp_comm *comm = opts ? opts->save.comm : NULL;
+    status = check(path, out, err);
+    status = status == DCP_OK ? make_op(ctx, path, opts, &op, err) : status;
+    status = status == DCP_OK ? enter_stager(op, err) : status;
+    bool has_turn = status == DCP_OK;
+    status = agree_to_start(op, &(dcp__step){ctx, comm, "start", comm ? opts->save.failures : NULL}, status, err);
     if (status != DCP_OK) {
-        if (op->owns_stager) {
-            dcp_stager_free(op->stager);
-        }
-        free_op(op);
+        drop_op(op, has_turn);
         return status;
     }
     stage_now(op, state);

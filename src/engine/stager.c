@@ -116,9 +116,9 @@ void dcp__stager_leave(dcp_stager *s)
     pthread_mutex_unlock(&s->lock);
 }
 
-dcp_status dcp__stager_duplicate(dcp_stager *s, dcp_comm *comm, dcp_comm **out, dcp_error *err)
+dcp_status dcp__stager_duplicate(dcp_stager *s, dcp_comm *comm, bool all_have_one, dcp_comm **out, dcp_error *err)
 {
-    if (s->comm != comm) {
+    if (!all_have_one) {
         dcp_comm *duplicate;
         dcp_status status = dcp_comm_duplicate(comm, 0, &duplicate, err);
         if (status != DCP_OK) {

@@ -24,7 +24,8 @@ struct dcp_stager {
 /* Has the stager to itself until dcp__stager_leave, also for a reservation. Errors: STATE. */
 dcp_status dcp__stager_enter(dcp_stager *s, dcp_error *err);
 void dcp__stager_leave(dcp_stager *s);
-/* Between the two: the duplicate of a communicator, made when it is first met. Collective. */
-dcp_status dcp__stager_duplicate(dcp_stager *s, dcp_comm *comm, dcp_comm **out, dcp_error *err);
+/* Between the two: the duplicate of a communicator, which is made anew unless the stagers of all ranks have one. Collective then.
+ */
+dcp_status dcp__stager_duplicate(dcp_stager *s, dcp_comm *comm, bool all_have_one, dcp_comm **out, dcp_error *err);
 
 #endif

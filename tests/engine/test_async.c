@@ -10,11 +10,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #include "dcp/dcp.h"
+#include "engine/stager.h"
 #include "support/failing_alloc.h"
 #include "support/random_state.h"
 #include "support/ranks.h"
@@ -1071,6 +1073,98 @@ static void async__a_rank_that_cannot_stage_fails_all(void **unused)
     place_free(&t.place);
 }
 
+typedef enum not_ready { STAGER_CLOSED, STAGER_BUSY, PLACE_MISSING, N_NOT_READY } not_ready;
+
+typedef struct stopped {
+    place place;
+    not_ready why;
+    int bad_rank;
+} stopped;
+
+/* A save with or without what it takes, and what all are told. */
+static dcp_status save_once(stopped *t, dcp_comm *comm, dcp_stager *stager, bool has_place, dcp_failures *failures,
+                            dcp_error *err)
+{
+    dcp_value *state = large_state(3, 1, 5);
+    dcp_async_opts opts = DCP_ASYNC_OPTS_INIT;
+    dcp_op *op;
+    opts.stager = stager;
+    opts.save.storage = t->place.gated;
+    opts.save.comm = comm;
+    opts.save.overwrite = true;
+    opts.save.failures = failures;
+    dcp_status status = dcp_save_async(NULL, "x", state, &opts, has_place ? &op : NULL, err);
+    if (status == DCP_OK) {
+        status = dcp_op_wait(op, 0, NULL, err);
+        dcp_op_free(op);
+    }
+    dcp_value_free(state);
+    return status;
+}
+
+static dcp_status fault(dcp_error *err, const char *what)
+{
+    return dcp_error_set(err, DCP_INTERNAL, "%s", what);
+}
+
+/* A good save, one that a rank cannot begin, and a good one again, with another stager on that rank. */
+static dcp_status save_but_once(void *user, dcp_comm *comm, int rank, dcp_error *err)
+{
+    stopped *t = user;
+    bool is_bad = rank == t->bad_rank;
+    dcp_stager_opts opts = DCP_STAGER_OPTS_INIT;
+    dcp_stager *stager, *fresh;
+    dcp_failures *failures;
+    opts.refuse_busy = true;
+    dcp_comm_set_timeout(comm, 60000);
+    dcp_stager_create(NULL, &opts, &stager, NULL);
+    dcp_stager_create(NULL, NULL, &fresh, NULL);
+    dcp_failures_create(NULL, &failures, NULL);
+    dcp_status status = save_once(t, comm, stager, true, NULL, err);
+    if (is_bad && t->why == STAGER_CLOSED) {
+        dcp_stager_close(stager);
+    } else if (is_bad && t->why == STAGER_BUSY) {
+        dcp__stager_enter(stager, NULL);
+    }
+    if (status == DCP_OK) {
+        dcp_status stopped_as = save_once(t, comm, stager, !(is_bad && t->why == PLACE_MISSING), failures, err);
+        const dcp_failure *cause = dcp_failures_count(failures) == 1 ? dcp_failures_at(failures, 0) : NULL;
+        status = stopped_as != DCP_PEER                                           ? fault(err, "not PEER")
+                 : !cause || cause->rank != t->bad_rank                           ? fault(err, "the rank is not named")
+                 : cause->code != (t->why == PLACE_MISSING ? DCP_ARG : DCP_STATE) ? fault(err, "another cause")
+                                                                                  : DCP_OK;
+    }
+    status = status == DCP_OK ? save_once(t, comm, is_bad ? fresh : stager, true, NULL, err) : status;
+    if (is_bad && t->why == STAGER_BUSY) {
+        dcp__stager_leave(stager);
+    }
+    dcp_failures_free(failures);
+    dcp_stager_free(stager);
+    dcp_stager_free(fresh);
+    return status;
+}
+
+static void async__a_rank_that_cannot_begin_stops_all_at_once(void **unused)
+{
+    (void)unused;
+    const int sizes[] = {2, 4};
+    for (int i = 0; i < 2 * N_NOT_READY; i++) {
+        rank_thread ranks[4];
+        int size = sizes[i % 2];
+        stopped t = {.why = (not_ready)(i / 2), .bad_rank = size - 1};
+        place_make(&t.place, true);
+        time_t start = time(NULL);
+        run_ranks(size, save_but_once, &t, ranks);
+        assert_true(time(NULL) - start < 55); /* nobody has waited for the deadline */
+        for (int r = 0; r < size; r++) {
+            if (ranks[r].status != DCP_OK) {
+                fail_msg("case %d, rank %d: %s", i, r, ranks[r].err.message);
+            }
+        }
+        place_free(&t.place);
+    }
+}
+
 static dcp_status no_alltoall(void *user, const dcp_comm_send *send, const dcp_comm_recv *recv, uint32_t timeout_ms,
                               dcp_error *err)
 {
@@ -1130,6 +1224,7 @@ int main(void)
         cmocka_unit_test(async__bandwidth_and_priority_are_kept),
         cmocka_unit_test(async__ranks_save_on_a_communicator_of_their_own),
         cmocka_unit_test(async__a_rank_that_cannot_stage_fails_all),
+        cmocka_unit_test(async__a_rank_that_cannot_begin_stops_all_at_once),
         cmocka_unit_test(async__a_communicator_for_one_thread_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
