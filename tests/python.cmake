@@ -16,6 +16,7 @@ if(TARGET dcp_python AND DCP_SANITIZE MATCHES address AND CMAKE_C_COMPILER_ID ST
     set(DCP_PYTHON_TEST_ENV "DCP_PRELOAD=${preload}"
         "ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1" "PYTHONMALLOC=malloc")
     dcp_python_test(core extension)
+    dcp_python_test(core background)
     foreach(name package golden slices interrupts leaks convert)
         dcp_python_test(core ${name} numpy)
     endforeach()
@@ -23,6 +24,7 @@ endif()
 
 if(TARGET dcp_python AND NOT DCP_SANITIZE AND NOT DCP_TEST_WRAPPER)
     dcp_python_test(core extension)
+    dcp_python_test(core background)
     dcp_python_test(core torch_objects torch)
     dcp_python_test(core package numpy)
     dcp_python_test(core golden numpy)

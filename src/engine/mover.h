@@ -9,6 +9,8 @@
 
 typedef struct dcp_helper dcp__mover;
 
+#define DCP__MOVED_BYTES ((size_t)64 << 10) /* shorter writes take longer to hand over than to make */
+
 /* pool: whose blocks are moved from where they lie; NULL: none. executable NULL: $DCP_WRITER, else what lies beside the library.
  * Nothing is started. Errors: UNSUPPORTED (there is none). */
 dcp_status dcp__mover_create(dcp_context *ctx, dcp__host_pool *pool, const char *executable, dcp__mover **out, dcp_error *err);

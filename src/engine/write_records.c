@@ -218,7 +218,8 @@ static dcp_status write_piece(run *r, const dcp__record *rec, size_t k, const ui
     }
     dcp__archive_piece(rec->archive, k, crcs, piece);
     dcp__hasher_update(w->hasher, piece, n);
-    dcp_status status = f->storage->ops->write_at(f, piece, n, *at, err);
+    dcp__mover *mover = n >= DCP__MOVED_BYTES ? r->session->mover : NULL;
+    dcp_status status = dcp__mover_write_at(mover, f, piece, n, *at, err);
     *at += n;
     if (piece != w->buf) {
         dcp__free(r->session->ctx, piece);

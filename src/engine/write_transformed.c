@@ -7,8 +7,6 @@
 #include "format/transform.h"
 #include "state/value.h"
 
-#define MOVED_BYTES ((size_t)64 << 10) /* shorter writes take longer to hand over than to make */
-
 /* A record as a source that is read once, from front to back: piece, payload, piece, ... */
 typedef struct stream {
     dcp_save_session *session;
@@ -109,7 +107,7 @@ static dcp_status put(void *user, const void *bytes, size_t n, dcp_error *err)
 {
     sink *k = user;
     dcp__hasher_update(k->hasher, bytes, n);
-    dcp__mover *mover = n >= MOVED_BYTES ? k->mover : NULL;
+    dcp__mover *mover = n >= DCP__MOVED_BYTES ? k->mover : NULL;
     dcp_status status = dcp__mover_write_at(mover, k->file, bytes, n, k->offset, err);
     k->offset += n;
     return status;
