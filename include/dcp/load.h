@@ -78,7 +78,7 @@ typedef struct dcp_load_opts {
      * For storages that are faster than the connection between the ranks. */
     bool no_read_once;
     const dcp_torchfile_reader *torchfile; /* dcp_load: load by this reader. NULL: every rank reaches the checkpoint. Borrowed. */
-    dcp_target_fn target; /* NULL: not wanted */
+    dcp_target_fn target;                  /* NULL: not wanted */
 } dcp_load_opts;
 
 #define DCP_LOAD_OPTS_INIT DCP_INIT_WITH(dcp_load_opts, open, DCP_OPEN_OPTS_INIT)
@@ -109,14 +109,15 @@ typedef struct dcp_load_report {
 
 #define DCP_LOAD_REPORT_INIT DCP_INIT(dcp_load_report)
 
-/* Loads path into state; with opts->comm collective: each rank brings a state of its own, with other chunks of the same tensors
- * or other names altogether. Shapes, dtypes and kinds must agree; all differences are found before anything is changed, and the
- * error names the first eight. With opts->torchfile path may be NULL, and is that of the reader then. Parts of tensors that
- * several ranks want are read by one of them and sent to the others (docs/design/ranks.md). report may be NULL and is filled also
- * after MISMATCH and NOT_FOUND. Errors: NOT_FOUND (missing names, or no checkpoint), MISMATCH, and those of dcp_checkpoint_open
- * and dcp_read_many; with opts->comm all of these as PEER, on every rank, and STATE if the ranks found different checkpoints.
- * With opts->torchfile also UNSUPPORTED (what is no tensor in the state), FORMAT (another form of checkpoint) and STATE (no path,
- * or ranks that name different coordinators). */
+/* Loads path into state; where a save replaces the checkpoint meanwhile, the new one, in four tries at most. With opts->comm
+ * collective: each rank brings a state of its own, with other chunks of the same tensors or other names altogether. Shapes,
+ * dtypes and kinds must agree; all differences are found before anything is changed, and the error names the first eight. With
+ * opts->torchfile path may be NULL, and is that of the reader then. Parts of tensors that several ranks want are read by one of
+ * them and sent to the others (docs/design/ranks.md). report may be NULL and is filled also after MISMATCH and NOT_FOUND. Errors:
+ * NOT_FOUND (missing names, or no checkpoint), MISMATCH, and those of dcp_checkpoint_open and dcp_read_many; with opts->comm all
+ * of these as PEER, on every rank, and STATE if the ranks found different checkpoints. With opts->torchfile also UNSUPPORTED
+ * (what is no tensor in the state), FORMAT (another form of checkpoint) and STATE (no path, or ranks that name different
+ * coordinators). */
 DCP_API dcp_status dcp_load(dcp_context *ctx, const char *path, dcp_value *state, const dcp_load_opts *opts,
                             dcp_load_report *report, dcp_error *err);
 

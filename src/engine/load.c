@@ -269,28 +269,95 @@ static dcp_status load_once(dcp_context *ctx, const char *path, dcp_value *state
     return status;
 }
 
-/* A file that is gone may mean that a save has replaced the checkpoint in the meantime: then the new one is loaded instead. A
- * group has left this to its next try: its ranks may have seen it at different moments. */
+/* ---- a checkpoint that is replaced meanwhile ---- */
+
+#define MAX_TRIES 4
+
+static bool speaks_of_files(dcp_status status)
+{
+    return status == DCP_NOT_FOUND || status == DCP_FORMAT || status == DCP_CHECKSUM;
+}
+
+/* Whether a failure is what a save may cause that replaces the checkpoint: files are gone, or are others, or the ranks have seen
+ * different checkpoints. The same on all ranks of a group. */
+static bool may_be_replaced(dcp_status status, const dcp_failures *failures)
+{
+    size_t n = dcp_failures_count(failures), n_files = 0;
+    for (size_t i = 0; i < n; i++) {
+        n_files += speaks_of_files(dcp_failures_at(failures, i)->code);
+    }
+    return status == DCP_PEER ? n && n_files == n : speaks_of_files(status) || status == DCP_STATE;
+}
+
+static bool is_other_now(dcp_context *ctx, const char *path, const dcp_load_opts *opts, const char *save_id)
+{
+    dcp_checkpoint *ck = NULL;
+    dcp_checkpoint_info info = DCP_CHECKPOINT_INFO_INIT;
+    bool is_other = false;
+    if (save_id[0] && dcp_checkpoint_open(ctx, path, &opts->open, &ck, NULL) == DCP_OK) {
+        dcp_checkpoint_get_info(ck, &info, NULL);
+        is_other = info.save_id[0] && strcmp(info.save_id, save_id) != 0;
+    }
+    dcp_checkpoint_close(ck);
+    return is_other;
+}
+
+/* Collective. Rank 0 looks, since the others may see the change at different moments. */
+static bool is_replaced(dcp_context *ctx, const char *path, const dcp_load_opts *opts, const char *save_id)
+{
+    const dcp__step step = {ctx, opts->comm, "plan", NULL};
+    if (dcp__step_size(&step) == 1) {
+        return is_other_now(ctx, path, opts, save_id);
+    }
+    uint64_t *values = dcp__calloc(ctx, (size_t)opts->comm->size, sizeof *values);
+    dcp_status mine = values ? DCP_OK : DCP_NOMEM;
+    uint64_t seen = opts->comm->rank == 0 && is_other_now(ctx, path, opts, save_id);
+    dcp_status status = dcp__agree_u64(&step, mine, seen, values, NULL);
+    bool result = status == DCP_OK && values[0];
+    dcp__free(ctx, values);
+    return result;
+}
+
+/* Loads, and again where a save has replaced the checkpoint under the load, so that it gets the new one. The failures of the last
+ * try are what the caller gets. */
+static dcp_status load_until_it_stays(dcp_context *ctx, const char *path, dcp_value *state, const dcp_load_opts *opts,
+                                      dcp_load_report *report, dcp_error *err)
+{
+    dcp_load_report given = report ? *report : (dcp_load_report)DCP_LOAD_REPORT_INIT;
+    dcp_status status = DCP_OK;
+    for (int tries = 1; tries <= MAX_TRIES; tries++) {
+        char save_id[DCP__SAVE_ID_BYTES] = "";
+        if (report) {
+            *report = given;
+        }
+        status = load_once(ctx, path, state, opts, report, save_id, err);
+        if (status == DCP_OK || opts->torchfile || tries == MAX_TRIES || !may_be_replaced(status, opts->failures) ||
+            !is_replaced(ctx, path, opts, save_id)) {
+            break;
+        }
+    }
+    return status;
+}
+
 dcp_status dcp_load(dcp_context *ctx, const char *path, dcp_value *state, const dcp_load_opts *opts, dcp_load_report *report,
                     dcp_error *err)
 {
-    char first[DCP__SAVE_ID_BYTES] = "", second[DCP__SAVE_ID_BYTES] = "";
-    dcp_load_report given = report ? *report : (dcp_load_report)DCP_LOAD_REPORT_INIT;
-    dcp_status status = load_once(ctx, path, state, opts, report, first, err);
-    if (status != DCP_NOT_FOUND || !first[0]) {
-        return status;
+    static const dcp_load_opts defaults = DCP_LOAD_OPTS_INIT;
+    char unused[DCP__SAVE_ID_BYTES] = "";
+    ctx = dcp__context(ctx);
+    if (opts && opts->struct_size != sizeof *opts) {
+        return load_once(ctx, path, state, opts, report, unused, err); /* which says so */
     }
-    dcp_error again = DCP_ERROR_INIT;
-    dcp_load_report report_again = given;
-    dcp_status second_status = load_once(ctx, path, state, opts, &report_again, second, &again);
-    if (strcmp(first, second) == 0) {
-        return status;
+    dcp_load_opts own = opts ? *opts : defaults;
+    dcp_failures *failures = NULL;
+    dcp_error failed = DCP_ERROR_INIT;
+    if (!own.failures && dcp_failures_create(ctx, &failures, &failed) == DCP_OK) {
+        own.failures = failures;
     }
-    if (report) {
-        *report = report_again;
+    if (!own.failures && !own.failed) {
+        own.failed = &failed; /* or this rank would not know whether the others try again */
     }
-    if (err && second_status != DCP_OK) {
-        *err = again;
-    }
-    return second_status;
+    dcp_status status = load_until_it_stays(ctx, path, state, &own, report, err);
+    dcp_failures_free(failures);
+    return status;
 }
