@@ -18,8 +18,21 @@ install() {
     case $release in 2.[0-2].*) numpy='numpy<2' ;; esac # these were built for NumPy 1
     rm -rf "$venv"
     "$python" -m venv "$venv" &&
-        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "torch==$release" "$numpy" zstandard &&
+        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "torch==$release" "$numpy" zstandard \
+            $(grep -E "^(safetensors|ml_dtypes|fsspec|s3fs|moto)" tests/interop/requirements.txt) &&
         "$venv/bin/python" -c 'import torch' && touch "$venv/complete"
+}
+
+# attempt NAME COMMAND...: runs a part of the tests, and says how it went.
+attempt() {
+    local name=$1
+    shift
+    "$@" >"$venv-$name.log" 2>&1
+    case $? in
+        0) echo "$release: $name: $(grep -E '^(Ran|OK)' "$venv-$name.log" | tr '\n' ' ')" ;;
+        77) echo "$release: $name: skipped" ;;
+        *) echo "$release: $name: FAILED, see $venv-$name.log"; failed=1 ;;
+    esac
 }
 
 export DCPTOOL=$PWD/build/bin/dcptool SAVE_STATE=$PWD/build/tests/interop_save_state
@@ -30,20 +43,15 @@ for release in "$@"; do
         continue
     fi
     if [[ ! $release =~ ^2\.[0-6]\. ]]; then
-        DCP_PYTHON=$venv/bin/python tests/python/torch/run.sh build >"$venv-torch.log" 2>&1
-        case $? in
-            0) echo "$release: libdcp.torch: $(grep -E '^(Ran|OK)' "$venv-torch.log" | tr '\n' ' ')" ;;
-            77) echo "$release: libdcp.torch: skipped" ;;
-            *) echo "$release: libdcp.torch: FAILED, see $venv-torch.log"; failed=1 ;;
-        esac
+        export DCP_PYTHON=$venv/bin/python
+        attempt torch tests/python/torch/run.sh build
+        attempt convert tests/python/torch/run.sh build --in "$PWD/tests/python/torch_convert"
+        for test in tests/python/torch_staging/test_*.py; do
+            attempt "staging-$(basename "$test" .py)" tests/python/torch_staging/run.sh build "$(basename "$test" .py)"
+        done
     fi
     for name in "${tests[@]}"; do
-        DCP_PYTHON=$venv/bin/python tests/interop/run.sh build "test_$name.py" >"$venv-$name.log" 2>&1
-        case $? in
-            0) echo "$release: $name: $(grep -E '^(Ran|OK)' "$venv-$name.log" | tr '\n' ' ')" ;;
-            77) echo "$release: $name: skipped" ;;
-            *) echo "$release: $name: FAILED, see $venv-$name.log"; failed=1 ;;
-        esac
+        DCP_PYTHON=$venv/bin/python attempt "$name" tests/interop/run.sh build "test_$name.py"
     done
 done
 exit $failed

@@ -35,7 +35,7 @@ from common import (
 from libdcp.torch import CheckpointException, staging
 from libdcp.torch.staging import BlockingAsyncStager
 from libdcp.torch.state_dict_saver import AsyncCheckpointerType
-from support import TestCase, needs, numbered
+from support import RELEASE, TestCase, needs, numbered
 
 
 def alone(state, **options):
@@ -299,6 +299,7 @@ class Memory(TestCase):
         del stager.stage
         return future, seen[0]
 
+    @unittest.skipIf(RELEASE < (2, 13), "PyTorch's own flattening, which planners of the program use, leaves a cycle with the state")
     def test_U24_freed_before_anybody_is_told(self):
         alive = []
         gate = Gate()

@@ -83,7 +83,7 @@ def cut_in_blocks(ranks, full):
     from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
 
     boxes = [([0, 0], [3, 2], -2), ([3, 0], [4, 5], 0), ([0, 2], [3, 3], 0), ([7, 0], [3, 5], -1)]
-    world_ranks = dist.get_process_group_ranks(ranks.group)  # which is how shards name them
+    world_ranks = dist.get_process_group_ranks(ranks.group or dist.group.WORLD)  # which is how shards name them
     shards = [ShardMetadata(start, size, f"rank:{world_ranks[rank]}/cpu") for start, size, rank in boxes]
     cut = empty(EnumerableShardingSpec(shards), *full.shape, dtype=full.dtype, process_group=ranks.group)
     for shard in cut.local_shards():
