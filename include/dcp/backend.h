@@ -258,6 +258,9 @@ typedef struct dcp_comm_callbacks {
     /* Gives the `user` of a separate group of the same ranks. NULL: UNSUPPORTED. */
     dcp_status (*duplicate)(void *user, uint32_t timeout_ms, void **out, dcp_error *err);
     void (*release)(void *user); /* when the communicator is freed, and not if making it failed; NULL: nothing to do */
+    /* NULL: none. All ranks have one, or none has. */
+    dcp_status (*broadcast_device)(void *user, void *device_ptr, size_t bytes, int root, void *stream, uint32_t timeout_ms,
+                                   dcp_error *err);
 } dcp_comm_callbacks;
 
 #define DCP_COMM_CALLBACKS_INIT DCP_INIT(dcp_comm_callbacks)
@@ -280,7 +283,8 @@ DCP_API dcp_status dcp_comm_all_gather(dcp_comm *comm, const void *mine, size_t 
                                        dcp_error *err);
 /* Returns when all ranks have called. */
 DCP_API dcp_status dcp_comm_barrier(dcp_comm *comm, uint32_t timeout_ms, dcp_error *err);
-/* UNSUPPORTED, without having broken the communicator, if the table has none. */
+/* UNSUPPORTED, without having broken the communicator, if the table has none; dcp_device_broadcast (device.h) has a way for these
+ * too. */
 DCP_API dcp_status dcp_comm_broadcast_device(dcp_comm *comm, void *device_ptr, size_t bytes, int root, void *stream,
                                              uint32_t timeout_ms, dcp_error *err);
 DCP_API dcp_status dcp_comm_duplicate(dcp_comm *comm, uint32_t timeout_ms, dcp_comm **out, dcp_error *err);

@@ -20,6 +20,7 @@
 #ifndef DCP_DEVICE_H
 #define DCP_DEVICE_H
 
+#include "backend.h"
 #include "base.h"
 #include "state.h"
 
@@ -88,6 +89,14 @@ DCP_API void dcp_device_close(dcp_device_driver *driver);
 
 /* "cpu", "cuda", "npu"; "?" for values outside the list. */
 DCP_API const char *dcp_device_type_name(dcp_device_type type);
+
+/* Brings bytes of device memory of `root` into that of all other ranks; collective. Where the communicator has broadcasts between
+ * devices they are used; else the bytes go through host memory, some MiB at a time. Waits for what is in `stream` (of the
+ * device's driver; NULL: its default) and returns when all is there. Root and the number of bytes are the same on all ranks, the
+ * devices need not be. Errors, on all ranks alike where the bytes go through host memory: PEER, with the failing ranks and their
+ * causes (ARG, UNSUPPORTED, DEVICE, NOMEM); else those of the communicator. ctx may be NULL. */
+DCP_API dcp_status dcp_device_broadcast(dcp_context *ctx, dcp_comm *comm, dcp_device device, void *device_ptr, uint64_t bytes,
+                                        int root, void *stream, dcp_error *err);
 
 /* ---- registered host memory ---- */
 

@@ -28,6 +28,13 @@ static dcp_status callback_all_gather(dcp_comm *comm, const void *mine, size_t n
     return c->cb.alltoall(c->cb.user, c->send, c->recv, timeout_ms, err);
 }
 
+static dcp_status callback_broadcast_device(dcp_comm *comm, void *device_ptr, size_t bytes, int root, void *stream,
+                                            uint32_t timeout_ms, dcp_error *err)
+{
+    const dcp_comm_callbacks *cb = &((callback_comm *)comm)->cb;
+    return cb->broadcast_device(cb->user, device_ptr, bytes, root, stream, timeout_ms, err);
+}
+
 /* The other ranks must learn of it if this one lacks memory: the handle is made first, then told of, then given its group. */
 static dcp_status callback_duplicate(dcp_comm *comm, uint32_t timeout_ms, dcp_comm **out, dcp_error *err)
 {
@@ -80,6 +87,18 @@ static const dcp_comm_ops callback_ops = {
     .free = callback_free,
 };
 
+/* A slot that is filled says what the communicator can. */
+static const dcp_comm_ops device_callback_ops = {
+    .struct_size = sizeof(dcp_comm_ops),
+    .abi_version = DCP_COMM_ABI,
+    .name = "callbacks",
+    .alltoall = callback_alltoall,
+    .all_gather = callback_all_gather,
+    .broadcast_device = callback_broadcast_device,
+    .duplicate = callback_duplicate,
+    .free = callback_free,
+};
+
 dcp_status dcp_comm_from_callbacks(dcp_context *ctx, const dcp_comm_callbacks *callbacks, dcp_comm **out, dcp_error *err)
 {
     if (!out || !callbacks || callbacks->struct_size != sizeof *callbacks || !callbacks->alltoall) {
@@ -90,7 +109,8 @@ dcp_status dcp_comm_from_callbacks(dcp_context *ctx, const dcp_comm_callbacks *c
     if (!c) {
         return dcp__nomem(err);
     }
-    dcp_status status = dcp_comm_init(&c->base, ctx, &callback_ops, callbacks->rank, callbacks->size, callbacks->caps, err);
+    const dcp_comm_ops *ops = callbacks->broadcast_device ? &device_callback_ops : &callback_ops;
+    dcp_status status = dcp_comm_init(&c->base, ctx, ops, callbacks->rank, callbacks->size, callbacks->caps, err);
     if (status != DCP_OK) {
         goto err_comm;
     }

@@ -290,6 +290,104 @@ static void devices__content_is_compared(void **unused)
     }
 }
 
+/* ---- broadcasts ---- */
+
+typedef struct broadcast_case {
+    const look_alike *on;
+    bool has_own;                /* the communicator has broadcasts between devices */
+    int n_ranks, root, bad_rank; /* bad_rank gives no address; -1: all are well */
+    size_t bytes;
+    char *memory[4]; /* [rank], on devices */
+    int n_own;       /* calls of the communicator's */
+} broadcast_case;
+
+/* A rank of the communicator under test: what is between devices goes by a copy behind the scenes. */
+typedef struct broadcast_rank {
+    broadcast_case *of;
+    dcp_comm *below;
+} broadcast_rank;
+
+static dcp_status below_alltoall(void *user, const dcp_comm_send *send, const dcp_comm_recv *recv, uint32_t timeout_ms,
+                                 dcp_error *err)
+{
+    return dcp_comm_alltoall(((broadcast_rank *)user)->below, send, recv, timeout_ms, err);
+}
+
+static dcp_status own_broadcast(void *user, void *device_ptr, size_t bytes, int root, void *stream, uint32_t timeout_ms,
+                                dcp_error *err)
+{
+    broadcast_rank *r = user;
+    (void)stream;
+    __atomic_fetch_add(&r->of->n_own, 1, __ATOMIC_RELAXED);
+    if (r->below->rank != root) {
+        memcpy(r->of->on->peek(device_ptr), r->of->on->peek(r->of->memory[root]), bytes);
+    }
+    return dcp_comm_barrier(r->below, timeout_ms, err);
+}
+
+static dcp_status broadcast_on_rank(void *user, dcp_comm *comm, int rank, dcp_error *err)
+{
+    broadcast_case *c = user;
+    broadcast_rank self = {c, comm};
+    dcp_comm_callbacks callbacks = DCP_COMM_CALLBACKS_INIT;
+    dcp_comm *tested;
+    callbacks.user = &self;
+    callbacks.rank = rank;
+    callbacks.size = c->n_ranks;
+    callbacks.alltoall = below_alltoall;
+    callbacks.broadcast_device = c->has_own ? own_broadcast : NULL;
+    dcp_status status = dcp_comm_from_callbacks(NULL, &callbacks, &tested, err);
+    if (status == DCP_OK) {
+        dcp_device device = {c->on->type, rank % 2};
+        void *stream = look_alike_stream(c->on, device.index);
+        if (rank == c->root && !c->has_own) { /* the program has work under way that makes what is sent */
+            c->on->kernel(stream, c->memory[rank], c->bytes, 7, 20);
+        }
+        status = dcp_device_broadcast(NULL, tested, device, rank == c->bad_rank ? NULL : c->memory[rank], c->bytes, c->root,
+                                      stream, err);
+        dcp_comm_free(tested);
+    }
+    return status;
+}
+
+/* R11.14: by the communicator where it can, else through host memory. */
+static void devices__broadcasts_reach_the_devices_of_all_ranks(void **unused)
+{
+    (void)unused;
+    for (int i = 0; i < 16; i++) {
+        broadcast_case c = {.on = &both[i % 2],
+                            .has_own = i / 2 % 2,
+                            .n_ranks = i < 8 ? 2 : 4,
+                            .root = i < 8 ? 1 : 2,
+                            .bad_rank = i % 4 < 2 && i / 4 % 2 ? 0 : -1,
+                            .bytes = 9 * MIB + 5};
+        rank_thread ranks[4];
+        c.on->reset();
+        for (int r = 0; r < c.n_ranks; r++) {
+            c.memory[r] = c.on->alloc(r % 2, c.bytes);
+            memset(c.on->peek(c.memory[r]), r, c.bytes);
+        }
+        if (c.has_own) { /* which keeps no order with the stream here */
+            memset(c.on->peek(c.memory[c.root]), 7, c.bytes);
+        }
+        run_ranks(c.n_ranks, broadcast_on_rank, &c, ranks);
+        assert_int_equal(c.n_own, c.has_own ? c.n_ranks : 0);
+        for (int r = 0; r < c.n_ranks; r++) {
+            if (ranks[r].status != (c.bad_rank < 0 ? DCP_OK : DCP_PEER)) {
+                fail_msg("case %d, rank %d: %s", i, r, ranks[r].err.message);
+            }
+            const char *got = c.on->peek(c.memory[r]);
+            for (size_t k = 0; k < c.bytes && c.bad_rank < 0; k++) {
+                assert_int_equal(got[k], 7);
+            }
+        }
+        for (int r = 0; r < c.n_ranks; r++) {
+            c.on->free(c.memory[r]);
+        }
+        assert_clean(c.on);
+    }
+}
+
 /* ---- states in host memory ---- */
 
 /* R8.5, R8.11, R8.12: what is in the caller's stream is waited for, memory is registered and released. */
@@ -689,6 +787,7 @@ int main(void)
         cmocka_unit_test(devices__the_callers_stream_is_waited_for),
         cmocka_unit_test(devices__background_saves_store_the_same),
         cmocka_unit_test(devices__content_is_compared),
+        cmocka_unit_test(devices__broadcasts_reach_the_devices_of_all_ranks),
         cmocka_unit_test(devices__states_are_moved_to_host_memory),
         cmocka_unit_test(devices__what_has_no_memory_is_not_registered),
         cmocka_unit_test(devices__targets_get_what_host_memory_gets),

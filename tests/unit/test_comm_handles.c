@@ -244,7 +244,7 @@ static dcp_status make_and_free_callbacks(dcp_context *ctx, void *user, dcp_erro
     dcp_comm *inner[2] = {NULL}, *comms[2] = {NULL};
     dcp_status status = dcp_comm_threads(ctx, 2, inner, err);
     for (int r = 0; status == DCP_OK && r < 2; r++) {
-        dcp_comm_callbacks cb = {sizeof cb, inner[r], r, 2, 0, pass_alltoall, NULL, pass_duplicate, pass_release};
+        dcp_comm_callbacks cb = {sizeof cb, inner[r], r, 2, 0, pass_alltoall, NULL, pass_duplicate, pass_release, NULL};
         status = dcp_comm_from_callbacks(ctx, &cb, &comms[r], err);
         inner[r] = status == DCP_OK ? NULL : inner[r];
     }
