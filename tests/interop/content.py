@@ -8,7 +8,10 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 def tensor_bytes(tensor):
     """Row-major little-endian bytes, whatever the dtype."""
-    tensor = tensor.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    if tensor.itemsize == 1:
+        tensor = tensor.view(torch.uint8)  # PyTorch 2.9 cannot copy float4_e2m1fn_x2
+    tensor = tensor.clone(memory_format=torch.contiguous_format)
     return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 

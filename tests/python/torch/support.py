@@ -20,9 +20,9 @@ GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden"
 RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 
 
-def needs(module, name):
-    """Skips a test of a name that came with a later PyTorch than the one that is installed."""
-    return unittest.skipUnless(hasattr(module, name), f"PyTorch {torch.__version__} has no {module.__name__}.{name}")
+def needs(place, name):
+    """Skips a test of a name in a module or class that came with a later PyTorch than the one that is installed."""
+    return unittest.skipUnless(hasattr(place, name), f"PyTorch {torch.__version__} has no {place.__name__}.{name}")
 
 
 class _Absent:

@@ -30,7 +30,7 @@ from libdcp.torch._consolidate_hf_safetensors import (
     consolidate_safetensors_files_on_every_rank,
 )
 from libdcp.torch.quantized_hf_storage import QuantizedHuggingFaceStorageReader
-from support import TestCase, files_of, frozen, numbered, raises_together, tensor_bytes
+from support import TestCase, files_of, frozen, needs, numbered, raises_together, tensor_bytes
 
 INDEX = "model.safetensors.index.json"
 NAMES = ("float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool uint16 uint32 uint64 complex64 float8_e4m3fn float8_e5m2"
@@ -525,6 +525,7 @@ class Quantized(TestCase):
         self.assertIsInstance(caught.failures[0][0], (ValueError, RuntimeError))
         self.assertIn("x.weight_scale_inv", str(caught.failures[0][0]))
 
+    @needs(QuantizedHuggingFaceStorageReader, "_dequantize_tensor_mxfp4")
     def test_R9_17_four_bit_floats(self):
         generator = torch.Generator().manual_seed(4)
         blocks = torch.randint(0, 256, (2, 3, 5, 4), dtype=torch.uint8, generator=generator)
