@@ -462,8 +462,7 @@ static dcp_status posix_make_dir(dcp_storage *st, const char *name, dcp_error *e
         status = status == DCP_OK ? find_root(ps, &root, err) : status;
     }
     if (status == DCP_OK && !is_directory(root, ".")) {
-        errno = EEXIST;
-        return fail_errno(err, "make directory", "");
+        return dcp__fail_errno(err, EEXIST, "make directory %s", dcp__print(dcp_str_of(ps->root)).text);
     }
     return status == DCP_OK && *name ? make_path(ps->ctx, root, name, err) : status;
 }
