@@ -64,6 +64,8 @@ def check(name, dtype):
         raise _core.UnsupportedError(f"{name}: safetensors files have no name for {dtype}")
     if name == RESERVED:
         raise ValueError(f"{name!r} has a meaning of its own in safetensors files and cannot be the name of a tensor")
+    if "\0" in name:  # which C readers take for its end
+        raise ValueError(f"{name!r} is no text that safetensors files can hold: NULs not allowed")
     try:
         name.encode()
     except UnicodeEncodeError as error:

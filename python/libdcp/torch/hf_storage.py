@@ -27,13 +27,15 @@ __all__ = list(_original.__all__)
 # Names of files that PyTorch and we give.
 WHOLE = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
+TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.tmp$")  # behind either, until all files are complete
 
 
 class HuggingFaceStorageWriter(_original.HuggingFaceStorageWriter):
     """Writes safetensors files: whole tensors with an index, or each rank's shards, consolidated afterwards if so wanted.
 
     Files get their names when all of them are complete, and files of an earlier save that would be read together with the new ones
-    are removed then. Shards say how large the whole tensors are, so that a lost file does not pass for a smaller tensor.
+    are removed then, as are those that a save that was killed left behind. Shards say how large the whole tensors are, so that a
+    lost file does not pass for a smaller tensor.
     """
 
     _written = ()  # temporary names of this process's files
@@ -148,18 +150,19 @@ class HuggingFaceStorageWriter(_original.HuggingFaceStorageWriter):
 
     def finish(self, metadata, results):
         places = [result for of_rank in results for result in of_rank]
-        old = self._old_files() if self.use_collectives else set()
+        names = self._names() if self.use_collectives else set()  # without collectives other ranks may still be writing
+        old = self._old_files(names) | self._unfinished(names)
         files = {}
         for result in places:
             temporary = result.storage_data.relative_path
-            files[temporary] = result.storage_data.relative_path = re.sub(r"\.[0-9a-f]{32}\.tmp$", "", temporary)
+            files[temporary] = result.storage_data.relative_path = TEMPORARY.sub("", temporary)
         try:
             for temporary, name in files.items():
                 self._rename(temporary, name)
         except BaseException:
             _streams.remove(self, files)
             raise
-        _streams.remove(self, old - set(files.values()))
+        _streams.remove(self, old - set(files) - set(files.values()))
         if not self.save_distributed:
             self._write_index(places)
         elif self.consolidated_output_path is not None:
@@ -168,9 +171,17 @@ class HuggingFaceStorageWriter(_original.HuggingFaceStorageWriter):
     def _rename(self, temporary, name):
         self.fs.rename(self.fs.concat_path(self.path, temporary), self.fs.concat_path(self.path, name))
 
-    def _old_files(self):
+    def _names(self):
+        return {os.path.basename(str(path)) for path in self.fs.ls(self.path)}
+
+    def _unfinished(self, names):
+        """Temporary files of this save and of those that did not live to remove theirs. Another save to this place that is still
+        running fails for it, as it would mix its files with those of this one."""
+        finals = {name: TEMPORARY.sub("", name) for name in names}
+        return {name for name, final in finals.items() if final != name and (WHOLE.fullmatch(final) or SHARD.fullmatch(final))}
+
+    def _old_files(self, names):
         """Files of an earlier save of the same kind. Whole files are those of its index; shards tell by their header."""
-        names = [os.path.basename(str(path)) for path in self.fs.ls(self.path)]
         if not self.save_distributed:
             return {name for name in self._indexed() if WHOLE.fullmatch(name) and name in names}
         return {name for name in names if SHARD.fullmatch(name) and self._has_sharding_info(name)}

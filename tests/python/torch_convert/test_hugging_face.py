@@ -6,6 +6,8 @@ import json
 import os
 import pathlib
 import struct
+import subprocess
+import sys
 import threading
 import unittest
 from unittest import mock
@@ -270,7 +272,8 @@ class Writer(TestCase):
         self.assertIsInstance(caught.failures[0][0], RuntimeError)
         self.assertTrue(str(caught.failures[0][0]).startswith("n "))
         self.assertFalse(self.path.exists())
-        for state in ({"c": torch.zeros(2, dtype=torch.complex128)}, {"__metadata__": numbered(2)}, {"\ud800": numbered(2)}):
+        bad_names = ({name: numbered(2)} for name in ("__metadata__", "\ud800", "a\0b", "\0"))
+        for state in ({"c": torch.zeros(2, dtype=torch.complex128)}, *bad_names):
             with raises_together(self, "plan"):
                 save(state, self.path)
 
@@ -297,6 +300,27 @@ class Writer(TestCase):
         with mock.patch("libdcp.torch._safetensors.PIECE_BYTES", 20):
             save({"t": numbered(5, 6).t()}, self.path)
         self.assertStateEqual(load({"t": torch.zeros(6, 5)}, self.path), {"t": numbered(5, 6).t().contiguous()})
+
+    def test_what_a_killed_save_left_goes_with_the_next(self):
+        program = (
+            "import os, sys, torch, libdcp.torch as dcp\n"
+            "class Dies(dcp.HuggingFaceStorageWriter):\n"
+            "    def finish(self, metadata, results): os._exit(9)\n"
+            "writer = Dies(sys.argv[1], {'a': 1, 'b': 2}, save_distributed=sys.argv[2] == 'True')\n"
+            "dcp.save({'a': torch.ones(3), 'b': torch.ones(4)}, storage_writer=writer, no_dist=True)\n"
+        )
+        for is_sharded in (False, True):
+            path = self.root / str(is_sharded)
+            killed = subprocess.run([sys.executable, "-c", program, str(path), str(is_sharded)], timeout=60)
+            self.assertEqual(killed.returncode, 9)
+            self.assertEqual(len(files_of(path)), 2)
+            others = ["model-00001-of-00002.safetensors.tmp", "notes.0123456789abcdef0123456789abcdef.tmp"]
+            for name in others:
+                (path / name).touch()
+            save({"a": numbered(3)}, path, save_distributed=is_sharded)
+            kept = ["shard-00001-model-00001-of-00001.safetensors"] if is_sharded else ["model-00001-of-00001.safetensors", INDEX]
+            self.assertEqual(files_of(path), sorted(kept + others))
+            self.assertStateEqual(load({"a": torch.zeros(3)}, path), {"a": numbered(3)})
 
     def test_a_new_save_replaces_the_old_one_as_a_whole(self):
         pool.run(save_sharded, self.path, {}, world=4)
