@@ -137,20 +137,27 @@ static void forget_parents(dcp__mover *m)
     }
 }
 
-/* Ends it, if it has not ended: it reads the end of the socket, also if a forked child keeps a copy open. */
-static void end(dcp__mover *m, int *status)
+/* Ends it, if it has not ended: it reads the end of the socket, also if a forked child keeps a copy open. Returns whether its
+ * status is known: a program that ignores SIGCHLD, or waits for all children, takes it away. */
+static bool end(dcp__mover *m, int *status)
 {
+    pid_t ended;
     shutdown(m->socket, SHUT_RDWR);
     close(m->socket);
-    while (waitpid(m->process, status, 0) < 0 && errno == EINTR) {
-    }
+    do {
+        ended = waitpid(m->process, status, 0);
+    } while (ended < 0 && errno == EINTR);
     m->process = 0;
+    return ended > 0;
 }
 
 static dcp_status tell_end(dcp__mover *m, dcp_error *err)
 {
-    int status = 0;
-    end(m, &status);
+    int status;
+    if (!end(m, &status)) {
+        return dcp__fail(err, DCP_IO,
+                         "the writing process has ended; how is not known, as this program has taken its exit status");
+    }
     if (WIFSIGNALED(status)) {
         return dcp__fail(err, DCP_IO, "the writing process was ended by signal %d", WTERMSIG(status));
     }

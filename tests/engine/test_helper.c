@@ -186,6 +186,27 @@ static void helper__a_killed_one_is_told_and_replaced(void **unused)
     dcp_value_free(state);
 }
 
+/* R7.17: how it has ended is not known where the program takes the status of all its children; that is not told as an exit. */
+static void helper__an_end_that_nobody_saw_is_no_exit(void **unused)
+{
+    (void)unused;
+    int n;
+    dcp_stager *stager = helped_stager(NULL);
+    dcp_value *state = state_of(3, 2 * MIB, 1);
+    dcp_error err = DCP_ERROR_INIT;
+    assert_int_equal(save(path_of("unseen"), state, stager, NULL), DCP_OK);
+    pid_t helper = find_helper(&n);
+    void (*before)(int) = signal(SIGCHLD, SIG_IGN);
+    kill(helper, SIGKILL);
+    assert_int_equal(save(path_of("unseen"), state, stager, &err), DCP_IO);
+    assert_null(strstr(err.message, "with code"));
+    signal(SIGCHLD, before);
+    assert_int_equal(save(path_of("unseen"), state, stager, NULL), DCP_OK);
+    assert_holds(path_of("unseen"), state);
+    dcp_stager_free(stager);
+    dcp_value_free(state);
+}
+
 /* Report 27: a failed save leaves it as it is. */
 static void helper__survives_a_failed_save(void **unused)
 {
@@ -362,6 +383,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(helper__one_serves_all_saves_of_a_stager),
         cmocka_unit_test(helper__a_killed_one_is_told_and_replaced),
+        cmocka_unit_test(helper__an_end_that_nobody_saw_is_no_exit),
         cmocka_unit_test(helper__survives_a_failed_save),
         cmocka_unit_test(helper__tells_what_it_cannot_write),
         cmocka_unit_test(helper__absent_or_wrong_ones_are_told),
