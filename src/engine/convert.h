@@ -144,19 +144,24 @@ typedef struct dcp__cv_file {
     struct dcp__archive_layout *archive; /* torch */
     const dcp__write_storage *storages;  /* torch, [storage]: those of objects have their elements in memory */
     size_t n_storages;
-    uint64_t bytes; /* of the whole file */
-    int workers;    /* threads that may make it; 0: as many as dcp__cv_threads says */
+    uint64_t bytes;  /* of the whole file */
+    int workers;     /* threads that may make it; 0: as many as dcp__cv_threads says */
+    bool is_written; /* under its temporary name, which is ours until it is published or discarded */
+    dcp_file *held;  /* what keeps others from that name; NULL: nothing */
 } dcp__cv_file;
 
 /* Threads for which there are buffers. */
 int dcp__cv_threads(const dcp_context *ctx);
 /* Writes the file under a temporary name, and reads it back unless the options say no. *was_kept: with `resume` a file of that
  * name was there and holds what it should. On an error the temporary file is removed. */
-dcp_status dcp__cv_write_file(const dcp__cv_file *f, bool *was_kept, dcp_error *err);
+dcp_status dcp__cv_write_file(dcp__cv_file *f, bool *was_kept, dcp_error *err);
 /* Gives a written file its name. */
-dcp_status dcp__cv_publish_file(const dcp__cv_file *f, dcp_error *err);
-/* Removes the temporary file of one that was not published. */
-void dcp__cv_discard_file(const dcp__cv_file *f);
+dcp_status dcp__cv_publish_file(dcp__cv_file *f, dcp_error *err);
+dcp_status dcp__cv_fail_busy(dcp_error *err);
+/* Closes what is held. */
+void dcp__cv_release_file(dcp__cv_file *f);
+/* Removes the temporary file of one that was written and not published, and nobody else's. */
+void dcp__cv_discard_file(dcp__cv_file *f);
 
 /* Puts the name of a file of a directory in front of an error. */
 dcp_status dcp__cv_in_file(const dcp__conversion *c, const char *name, dcp_status status, dcp_error *err);

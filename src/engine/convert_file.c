@@ -13,7 +13,7 @@
 #define TEMPORARY ".libdcp-part"
 
 typedef struct making {
-    const dcp__cv_file *f;
+    dcp__cv_file *f;
     dcp_context *ctx;
     dcp_storage *storage;
     char *temporary;
@@ -53,7 +53,7 @@ static dcp_status cut_places(making *m, dcp_error *err)
     return status;
 }
 
-static dcp_status prepare(making *m, const dcp__cv_file *f, dcp_error *err)
+static dcp_status prepare(making *m, dcp__cv_file *f, dcp_error *err)
 {
     *m = (making){.f = f, .ctx = f->s->c->ctx, .storage = f->s->c->storage};
     m->segments.ctx = m->ctx;
@@ -292,32 +292,30 @@ static dcp_status check(making *m, const char *name, dcp_error *err)
 
 /* ---- the file ---- */
 
-static dcp_status fail_busy(dcp_error *err)
+dcp_status dcp__cv_fail_busy(dcp_error *err)
 {
     return dcp__fail(err, DCP_EXISTS, "another conversion to this place is running");
 }
 
-/* Locked before it is emptied: it may be another one's. */
+/* Locked before it is emptied: it may be another one's. The lock is kept until the file has its name, in a handle of its own,
+ * since the one that is written is closed before: only then is known that all went well. */
 static dcp_status open_temporary(making *m, dcp_error *err)
 {
     const dcp_storage_ops *ops = m->storage->ops;
-    unsigned flags = DCP_OPEN_WRITE | DCP_OPEN_CREATE | (m->f->s->c->opts->no_sync ? 0 : DCP_OPEN_WRITEBACK);
+    unsigned writeback = m->f->s->c->opts->no_sync ? 0 : DCP_OPEN_WRITEBACK;
     bool locked = ops->lock == NULL;
-    dcp_file *emptied;
-    dcp_status status = ops->open(m->storage, m->temporary, flags, &m->file, err);
+    dcp_status status = ops->open(m->storage, m->temporary, DCP_OPEN_WRITE | DCP_OPEN_CREATE, &m->f->held, err);
     if (status != DCP_OK) {
         return status;
     }
-    status = ops->lock ? ops->lock(m->file, &locked, err) : DCP_OK;
-    status = status == DCP_OK && !locked ? fail_busy(err) : status;
-    status = status == DCP_OK ? ops->open(m->storage, m->temporary, DCP_OPEN_WRITE | DCP_OPEN_TRUNCATE, &emptied, err) : status;
-    status = status == DCP_OK ? ops->close(emptied, err) : status;
+    status = ops->lock ? ops->lock(m->f->held, &locked, err) : DCP_OK;
+    status = status == DCP_OK && !locked ? dcp__cv_fail_busy(err) : status;
+    m->f->is_written = status == DCP_OK;
+    if (status == DCP_OK) {
+        status = ops->open(m->storage, m->temporary, DCP_OPEN_WRITE | DCP_OPEN_TRUNCATE | writeback, &m->file, err);
+    }
     if (status != DCP_OK) {
-        ops->close(m->file, NULL);
-        m->file = NULL;
-        if (locked) {
-            ops->remove(m->storage, m->temporary, NULL);
-        }
+        dcp__cv_discard_file(m->f);
     }
     return status;
 }
@@ -361,7 +359,7 @@ static dcp_status write_all(making *m, dcp_error *err)
     c->report.bytes += status == DCP_OK ? m->f->bytes : 0;
     pthread_mutex_unlock(&c->lock);
     if (status != DCP_OK) {
-        m->storage->ops->remove(m->storage, m->temporary, NULL);
+        dcp__cv_discard_file(m->f);
     }
     return status;
 }
@@ -382,7 +380,7 @@ static dcp_status look_for_finished(making *m, bool *is_finished, dcp_error *err
     return status;
 }
 
-dcp_status dcp__cv_write_file(const dcp__cv_file *f, bool *was_kept, dcp_error *err)
+dcp_status dcp__cv_write_file(dcp__cv_file *f, bool *was_kept, dcp_error *err)
 {
     making m;
     dcp_status status = prepare(&m, f, err);
@@ -436,7 +434,7 @@ static dcp_status rename_temporary(const dcp__conversion *c, const char *tempora
     return status == DCP_OK ? sync_parent(c, name, err) : status;
 }
 
-dcp_status dcp__cv_publish_file(const dcp__cv_file *f, dcp_error *err)
+dcp_status dcp__cv_publish_file(dcp__cv_file *f, dcp_error *err)
 {
     char *temporary;
     dcp_status status = temporary_name(f, &temporary, err);
@@ -445,21 +443,34 @@ dcp_status dcp__cv_publish_file(const dcp__cv_file *f, dcp_error *err)
         pthread_mutex_lock(&f->s->c->lock);
         f->s->c->report.n_files += status == DCP_OK;
         pthread_mutex_unlock(&f->s->c->lock);
-        if (status != DCP_OK) {
-            f->s->c->storage->ops->remove(f->s->c->storage, temporary, NULL);
-        }
         dcp__free(f->s->c->ctx, temporary);
+    }
+    if (status == DCP_OK) {
+        f->is_written = false;
+        dcp__cv_release_file(f);
+    } else {
+        dcp__cv_discard_file(f);
     }
     return dcp__cv_in_file(f->s->c, f->name, status, err);
 }
 
-void dcp__cv_discard_file(const dcp__cv_file *f)
+void dcp__cv_release_file(dcp__cv_file *f)
+{
+    if (f->held) {
+        f->held->storage->ops->close(f->held, NULL);
+        f->held = NULL;
+    }
+}
+
+void dcp__cv_discard_file(dcp__cv_file *f)
 {
     char *temporary;
-    if (temporary_name(f, &temporary, NULL) == DCP_OK) {
+    if (f->is_written && temporary_name(f, &temporary, NULL) == DCP_OK) {
         f->s->c->storage->ops->remove(f->s->c->storage, temporary, NULL);
         dcp__free(f->s->c->ctx, temporary);
     }
+    f->is_written = false;
+    dcp__cv_release_file(f);
 }
 
 dcp_status dcp__cv_in_file(const dcp__conversion *c, const char *name, dcp_status status, dcp_error *err)

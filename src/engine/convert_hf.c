@@ -13,6 +13,7 @@
 #define SINGLE "model.safetensors"
 #define EXTENSION ".safetensors"
 #define MAX_INDEX_BYTES ((uint64_t)1 << 30)
+#define LOCK ".libdcp-convert" /* in the directory while a conversion to it runs */
 
 typedef struct hf {
     dcp__selection *s;
@@ -28,6 +29,7 @@ typedef struct hf {
     char **paths;             /* [file]: in the storage */
     bool *was_kept;           /* [file] */
     json_t *old_index;        /* that is being replaced; NULL: none */
+    dcp_file *lock;           /* rank 0: open while nobody else may convert to the directory; NULL: none */
 } hf;
 
 /* ---- which file ---- */
@@ -331,6 +333,41 @@ static void read_old_index(hf *h)
     dcp__free(h->ctx, path);
 }
 
+/* Two conversions may give their files different names, so files that are locked do not keep them apart. The lock's name goes
+ * when it is given back: whoever has opened it before, and gets the lock then, has that of a file without a name. */
+static dcp_status lock_place(hf *h, dcp_error *err)
+{
+    const dcp_storage_ops *ops = h->c->storage->ops;
+    char *path = join(h, LOCK);
+    bool locked = true;
+    dcp_stat st;
+    dcp_status status = path ? ops->open(h->c->storage, path, DCP_OPEN_WRITE | DCP_OPEN_CREATE, &h->lock, err) : dcp__nomem(err);
+    if (status == DCP_OK && ops->lock) {
+        status = ops->lock(h->lock, &locked, err);
+        locked = status == DCP_OK && locked && ops->stat(h->c->storage, path, &st, NULL) == DCP_OK;
+    }
+    if (h->lock && !locked) {
+        ops->close(h->lock, NULL);
+        h->lock = NULL;
+        status = status == DCP_OK ? dcp__cv_fail_busy(err) : status;
+    }
+    dcp__free(h->ctx, path);
+    return status;
+}
+
+static void unlock_place(hf *h)
+{
+    char *path = h->lock ? join(h, LOCK) : NULL;
+    if (path) {
+        h->c->storage->ops->remove(h->c->storage, path, NULL);
+    }
+    if (h->lock) {
+        h->c->storage->ops->close(h->lock, NULL);
+        h->lock = NULL;
+    }
+    dcp__free(h->ctx, path);
+}
+
 /* Rank 0's; strangers are files of the old model, to be removed at the end. */
 static dcp_status look_around(hf *h, dcp__names *strangers, dcp_error *err)
 {
@@ -338,6 +375,7 @@ static dcp_status look_around(hf *h, dcp__names *strangers, dcp_error *err)
     looking l = {.h = h, .err = err};
     char *index = join(h, DCP__HF_INDEX);
     dcp_status status = !index ? dcp__nomem(err) : ops->make_dir ? ops->make_dir(h->c->storage, h->to, err) : DCP_OK;
+    status = status == DCP_OK ? lock_place(h, err) : status;
     status = status == DCP_OK ? ops->list(h->c->storage, h->to, look_at, &l, err) : status;
     status = status == DCP_NOT_FOUND ? DCP_OK : status; /* a storage without directories */
     read_old_index(h);
@@ -416,6 +454,7 @@ static dcp_status make_file(void *arg, size_t i, int worker, dcp_error *err)
     if (status == DCP_OK && !h->c->opts->overwrite && !h->was_kept[file]) {
         status = dcp__cv_publish_file(f, err);
     }
+    dcp__cv_release_file(f); /* the directory is locked */
     if (status == DCP_OK) {
         pthread_mutex_lock(&h->c->lock);
         h->c->report.n_kept += h->was_kept[file];
@@ -537,12 +576,14 @@ static dcp_status convert(hf *h, dcp_error *err)
     }
     if (status == DCP_OK) {
         status = dcp__agree(&h->c->step, publish_files(h, err), err);
-    } else {
+    }
+    if (status != DCP_OK) {
         discard_files(h);
     }
     if (status == DCP_OK) {
         status = dcp__agree(&h->c->step, is_first ? finish(h, &strangers, err) : DCP_OK, err);
     }
+    unlock_place(h);
     dcp__names_reset(h->ctx, &strangers);
     return status;
 }

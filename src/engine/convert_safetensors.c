@@ -135,7 +135,7 @@ static dcp_status put_objects_beside(const dcp__selection *s, const char *to, dc
     return status;
 }
 
-static dcp_status write_one(dcp__selection *s, const dcp__cv_tensors *t, dcp_error *err)
+static dcp_status write_one(dcp__selection *s, dcp__cv_tensors *t, dcp_error *err)
 {
     bool was_kept = false;
     dcp_status status = dcp__cv_check_space(s->c, "", t->file.bytes, err);

@@ -354,6 +354,51 @@ static void convert__replaces_nothing_unasked(void **state)
     convert_fails(DCP_EXISTS, "from", "once1", &opts, "another form");
 }
 
+typedef struct rival {
+    const char *to;
+    dcp_convert_opts opts;
+    dcp_status last; /* of its tries */
+} rival;
+
+static bool try_the_same_place(void *user, uint64_t done_bytes, uint64_t total_bytes)
+{
+    rival *r = user;
+    (void)done_bytes;
+    (void)total_bytes;
+    r->last = dcp_convert(NULL, "from", r->to, &r->opts, NULL, NULL);
+    (void)done_bytes;
+    return r->last == DCP_OK || r->last == DCP_EXISTS;
+}
+
+/* From the first byte until all files have their names, also while finished ones wait for the others: a second conversion to the
+ * place is refused, and takes nothing from the first. */
+static void convert__a_rival_is_refused_and_does_no_harm(void **state)
+{
+    (void)state;
+    static const char *const without_w[] = {"model.w"};
+    save_source("from");
+    for (dcp_convert_form to = DCP_TO_TORCH; to <= DCP_TO_HF; to++) {
+        char name[16];
+        snprintf(name, sizeof name, "contested%d", to);
+        rival r = {name, options(to), DCP_OK};
+        r.opts.objects = DCP_OBJECTS_DROP;
+        r.opts.overwrite = true;
+        r.opts.max_file_bytes = to == DCP_TO_HF ? 16 : 0;
+        dcp_convert_opts opts = r.opts;
+        convert_ok("from", name, &opts);
+        r.opts.exclude = without_w;
+        r.opts.n_exclude = 1;
+        opts.progress = try_the_same_place;
+        opts.user = &r;
+        convert_ok("from", name, &opts);
+        assert_int_equal(r.last, DCP_EXISTS);
+        assert_w(name, "model.w");
+        r.last = dcp_convert(NULL, "from", name, &r.opts, NULL, NULL); /* nothing stays locked */
+        assert_int_equal(r.last, DCP_OK);
+        assert_false(has_item(name, "model.w"));
+    }
+}
+
 /* Files of an old model are gone once the new one stands; what others have put there is not touched. */
 static void convert__an_old_model_is_replaced_whole(void **state)
 {
@@ -704,6 +749,7 @@ int main(void)
         cmocka_unit_test(convert__aliases_are_copied_dropped_or_refused),
         cmocka_unit_test(convert__mistakes_are_named),
         cmocka_unit_test(convert__replaces_nothing_unasked),
+        cmocka_unit_test(convert__a_rival_is_refused_and_does_no_harm),
         cmocka_unit_test(convert__an_old_model_is_replaced_whole),
         cmocka_unit_test(convert__what_is_read_back_wrong_is_not_published),
         cmocka_unit_test(convert__a_dcp_directory_is_read_back_too),
