@@ -134,6 +134,8 @@ typedef struct dcp__cv_place {
     size_t storage; /* torch */
 } dcp__cv_place;
 
+#define DCP__CV_TEMPORARY ".libdcp-part" /* behind the name of a file that is not complete */
+
 typedef struct dcp__cv_file {
     const dcp__selection *s;
     const char *name;            /* in the storage */

@@ -10,7 +10,6 @@
 #include "state/value.h"
 
 /* Not a name that anything takes for a tensor file. */
-#define TEMPORARY ".libdcp-part"
 
 typedef struct making {
     dcp__cv_file *f;
@@ -57,14 +56,14 @@ static dcp_status prepare(making *m, dcp__cv_file *f, dcp_error *err)
 {
     *m = (making){.f = f, .ctx = f->s->c->ctx, .storage = f->s->c->storage};
     m->segments.ctx = m->ctx;
-    size_t room = strlen(f->name) + sizeof TEMPORARY;
+    size_t room = strlen(f->name) + sizeof DCP__CV_TEMPORARY;
     m->temporary = dcp__alloc(m->ctx, room);
     m->n_workers = f->workers ? f->workers : dcp__cv_threads(m->ctx);
     m->crcs = f->archive ? dcp__calloc(m->ctx, f->n_storages, sizeof *m->crcs) : NULL;
     if (!m->temporary || (f->archive && !m->crcs)) {
         return dcp__nomem(err);
     }
-    snprintf(m->temporary, room, "%s" TEMPORARY, f->name);
+    snprintf(m->temporary, room, "%s" DCP__CV_TEMPORARY, f->name);
     dcp_status status = cut_places(m, err);
     return status == DCP_OK ? dcp__cv_buffers_create(f->s, m->n_workers, &m->buffers, err) : status;
 }
@@ -396,12 +395,12 @@ dcp_status dcp__cv_write_file(dcp__cv_file *f, bool *was_kept, dcp_error *err)
 
 static dcp_status temporary_name(const dcp__cv_file *f, char **out, dcp_error *err)
 {
-    size_t room = strlen(f->name) + sizeof TEMPORARY;
+    size_t room = strlen(f->name) + sizeof DCP__CV_TEMPORARY;
     *out = dcp__alloc(f->s->c->ctx, room);
     if (!*out) {
         return dcp__nomem(err);
     }
-    snprintf(*out, room, "%s" TEMPORARY, f->name);
+    snprintf(*out, room, "%s" DCP__CV_TEMPORARY, f->name);
     return DCP_OK;
 }
 
@@ -514,13 +513,13 @@ dcp_status dcp__cv_put_file(const dcp__conversion *c, const char *name, const vo
 {
     const dcp_storage_ops *ops = c->storage->ops;
     const unsigned flags = DCP_OPEN_WRITE | DCP_OPEN_CREATE | DCP_OPEN_TRUNCATE;
-    size_t room = strlen(name) + sizeof TEMPORARY;
+    size_t room = strlen(name) + sizeof DCP__CV_TEMPORARY;
     char *temporary = dcp__alloc(c->ctx, room);
     dcp_file *file;
     if (!temporary) {
         return dcp__nomem(err);
     }
-    snprintf(temporary, room, "%s" TEMPORARY, name);
+    snprintf(temporary, room, "%s" DCP__CV_TEMPORARY, name);
     dcp_status status = ops->open(c->storage, temporary, flags, &file, err);
     if (status == DCP_OK) {
         status = n ? ops->write_at(file, bytes, n, 0, err) : DCP_OK;

@@ -248,17 +248,36 @@ static dcp_status assign(hf *h, dcp_error *err)
 typedef struct looking {
     const hf *h;
     dcp_error *err;
-    dcp__names strangers; /* tensor files that this conversion does not make */
+    dcp__names strangers; /* tensor files that this conversion does not make, and what was to become some */
 } looking;
 
-static bool is_made(const hf *h, const char *name)
+static bool is_made(const hf *h, const char *name, const char *ending)
 {
     for (size_t i = 0; i < h->n_files; i++) {
-        if (strcmp(h->files[i].ptr, name) == 0) {
+        size_t len = strlen(h->files[i].ptr);
+        if (strncmp(h->files[i].ptr, name, len) == 0 && strcmp(name + len, ending) == 0) {
             return true;
         }
     }
     return false;
+}
+
+/* Called as the files of a model are. */
+static bool is_usual_name(const char *name, const char *ending)
+{
+    uint64_t part, parts;
+    size_t single = sizeof SINGLE - 1, ext = sizeof EXTENSION - 1;
+    if (strncmp(name, SINGLE, single) == 0 && strcmp(name + single, ending) == 0) {
+        return true;
+    }
+    return dcp__hf_take(&name, "model-", &part) && dcp__hf_take(&name, "-of-", &parts) && strncmp(name, EXTENSION, ext) == 0 &&
+           strcmp(name + ext, ending) == 0;
+}
+
+/* What a conversion that was killed left: one that is running has the directory's lock. */
+static bool is_remnant(const hf *h, const char *name)
+{
+    return is_usual_name(name, DCP__CV_TEMPORARY) && !is_made(h, name, DCP__CV_TEMPORARY);
 }
 
 static dcp_status look_at(void *user, const char *name, dcp_entry_type type)
@@ -267,7 +286,7 @@ static dcp_status look_at(void *user, const char *name, dcp_entry_type type)
     if (strcmp(name, ".metadata") == 0) {
         return dcp__fail(l->err, DCP_EXISTS, "a checkpoint of another form is there");
     }
-    if (type != DCP_ENTRY_DIR && is_file_name(name) && !is_made(l->h, name)) {
+    if (type != DCP_ENTRY_DIR && ((is_file_name(name) && !is_made(l->h, name, "")) || is_remnant(l->h, name))) {
         return dcp__names_add(l->h->ctx, &l->strangers, name, l->err);
     }
     return DCP_OK;
@@ -288,10 +307,7 @@ static bool is_of_old(const hf *h, const char *name)
 {
     const char *tensor;
     json_t *file;
-    const char *at = name;
-    uint64_t part, parts;
-    if (strcmp(name, SINGLE) == 0 ||
-        (dcp__hf_take(&at, "model-", &part) && dcp__hf_take(&at, "-of-", &parts) && strcmp(at, EXTENSION) == 0)) {
+    if (is_usual_name(name, "")) {
         return true;
     }
     json_object_foreach(json_object_get(h->old_index, "weight_map"), tensor, file)
@@ -306,7 +322,7 @@ static bool is_of_old(const hf *h, const char *name)
 static dcp_status check_strangers(const hf *h, const dcp__names *strangers, dcp_error *err)
 {
     for (size_t i = 0; i < strangers->n; i++) {
-        if (!h->c->opts->overwrite || !is_of_old(h, strangers->names[i])) {
+        if (!is_remnant(h, strangers->names[i]) && (!h->c->opts->overwrite || !is_of_old(h, strangers->names[i]))) {
             return dcp__fail(err, DCP_EXISTS, "%s is there, and would be read together with the new files", strangers->names[i]);
         }
     }
@@ -368,7 +384,7 @@ static void unlock_place(hf *h)
     dcp__free(h->ctx, path);
 }
 
-/* Rank 0's; strangers are files of the old model, to be removed at the end. */
+/* Rank 0's; strangers are files of the old model, and what killed conversions left, to be removed at the end. */
 static dcp_status look_around(hf *h, dcp__names *strangers, dcp_error *err)
 {
     const dcp_storage_ops *ops = h->c->storage->ops;

@@ -399,7 +399,15 @@ static void convert__a_rival_is_refused_and_does_no_harm(void **state)
     }
 }
 
-/* Files of an old model are gone once the new one stands; what others have put there is not touched. */
+static void make_empty(const char *name)
+{
+    dcp_file *f;
+    assert_int_equal(storage->ops->open(storage, name, DCP_OPEN_WRITE | DCP_OPEN_CREATE, &f, NULL), DCP_OK);
+    assert_int_equal(storage->ops->close(f, NULL), DCP_OK);
+}
+
+/* Files of an old model, and of a conversion that did not live to the end, are gone once the new one stands; what others have put
+ * there is not touched. */
 static void convert__an_old_model_is_replaced_whole(void **state)
 {
     (void)state;
@@ -411,7 +419,18 @@ static void convert__an_old_model_is_replaced_whole(void **state)
     assert_true(is_there("old/model-00003-of-00003.safetensors") && is_there("old/model.safetensors.index.json"));
     opts.max_file_bytes = 0;
     opts.overwrite = true;
+    static const char *const remnants[] = {"old/model-00002-of-00004.safetensors.libdcp-part",
+                                           "old/model.safetensors.libdcp-part"};
+    static const char *const others[] = {"old/other.safetensors.libdcp-part", "old/model-00002-of-00004.safetensors.part"};
+    for (size_t i = 0; i < 2; i++) {
+        make_empty(remnants[i]);
+        make_empty(others[i]);
+    }
     convert_ok("from", "old", &opts);
+    for (size_t i = 0; i < 2; i++) {
+        assert_false(is_there(remnants[i]));
+        assert_true(is_there(others[i]));
+    }
     assert_true(is_there("old/model.safetensors"));
     assert_false(is_there("old/model-00003-of-00003.safetensors") || is_there("old/model.safetensors.index.json"));
     opts.to = DCP_TO_SAFETENSORS;
