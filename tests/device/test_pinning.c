@@ -12,8 +12,8 @@
 
 #include <cmocka.h>
 
-#include "dcp/dcp.h"
 #include "base/pages.h"
+#include "dcp/dcp.h"
 #include "device/host_pool.h"
 #include "support/look_alike.h"
 

@@ -28,7 +28,7 @@ REPLACED = {
     "_state_dict_stager": ("StateDictStager",),
     "_async_thread_executor": ("_ThreadBasedAsyncCheckpointExecutor",),
     "_async_process_executor": ("_ProcessBasedAsyncCheckpointExecutor",),
-    "_state_dict_utils": ("_create_cpu_state_dict", "_copy_state_dict", "_check_state_dict_similarity"),
+    "_state_dict_utils": ("_create_cpu_state_dict", "_copy_state_dict", "_check_state_dict_similarity", "_gather_state_dict"),
 }
 # Modules of PyTorch that hold those names: where they are defined, and where they are imported from there.
 HOLDERS = ("", *REPLACED, "_checkpointer")
