@@ -596,10 +596,12 @@ static dcp_status convert(hf *h, dcp_error *err)
     if (status != DCP_OK) {
         discard_files(h);
     }
-    if (status == DCP_OK) {
-        status = dcp__agree(&h->c->step, is_first ? finish(h, &strangers, err) : DCP_OK, err);
-    }
+    bool is_published = status == DCP_OK;
+    status = is_published && is_first ? finish(h, &strangers, err) : status;
     unlock_place(h);
+    if (is_published) { /* last: nobody returns before the lock's name is gone */
+        status = dcp__agree(&h->c->step, status, err);
+    }
     dcp__names_reset(h->ctx, &strangers);
     return status;
 }

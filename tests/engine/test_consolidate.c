@@ -212,6 +212,7 @@ typedef struct group_run {
     const char *to;
     dcp_convert_report reports[8];
     bool fail_last;
+    bool sees_lock[8];
 } group_run;
 
 static const tensor five[] = {{"a", 8, 6, 0}, {"b", 8, 6, 1}, {"c", 3, 9, 1}, {"d", 8, 6, 0}, {"e", 2, 2, 1}};
@@ -224,7 +225,10 @@ static dcp_status convert_rank(void *user, dcp_comm *comm, int rank, dcp_error *
     opts.max_file_bytes = 100;
     g->reports[rank] = (dcp_convert_report)DCP_CONVERT_REPORT_INIT;
     bool is_lost = g->fail_last && rank + 1 == dcp_comm_size(comm);
-    return dcp_convert(NULL, is_lost ? "nowhere" : "group", g->to, &opts, &g->reports[rank], err);
+    dcp_stat st;
+    dcp_status status = dcp_convert(NULL, is_lost ? "nowhere" : "group", g->to, &opts, &g->reports[rank], err);
+    g->sees_lock[rank] = storage->ops->stat(storage, "group.hf/.libdcp-convert", &st, NULL) == DCP_OK;
+    return status;
 }
 
 static void consolidate__files_are_dealt_over_the_ranks(void **state)
@@ -238,6 +242,7 @@ static void consolidate__files_are_dealt_over_the_ranks(void **state)
     for (int r = 0; r < 3; r++) {
         assert_int_equal(out[r].status, DCP_OK);
         assert_true(g.reports[r].n_files >= 1); /* of five: 2, 2, 1 */
+        assert_false(g.sees_lock[r]);           /* whoever is back may use the directory */
     }
     assert_int_equal(g.reports[0].n_files + g.reports[1].n_files + g.reports[2].n_files, 5);
     assert_int_equal(storage->ops->stat(storage, "group.hf/model.safetensors.index.json", &st, NULL), DCP_OK);
