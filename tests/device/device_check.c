@@ -5,6 +5,7 @@
  *
  * Exits with 0 if all rows are well, 1 if not, 77 if there is no device. */
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -247,6 +248,73 @@ static void check_load(dcp_value *host)
     dcp_storage_free(again);
 }
 
+/* Moved to host memory that is registered, and again into the same memory. */
+static void check_host_state(dcp_value *host, dcp_value *device)
+{
+    dcp_host_opts opts = DCP_HOST_OPTS_INIT;
+    dcp_host_memory where = DCP_HOST_MEMORY_INIT;
+    dcp_host_state *h;
+    dcp_error err = DCP_ERROR_INIT;
+    opts.is_shared = opts.is_pinned = true;
+    opts.pin_device.type = type;
+    dcp_status status = dcp_host_offload(NULL, device, NULL, NULL, 0, &opts, &h, &err);
+    row_of("state to pinned shared memory", status, DCP_OK, &err);
+    if (status != DCP_OK) {
+        return;
+    }
+    row("- as in host memory", dcp_value_equal(dcp_host_value(h), host), "");
+    status = dcp_host_where(h, dcp_value_tensor(dcp_dict_get_str(dcp_host_value(h), "line")), &where, &err);
+    row("- shared and pinned", status == DCP_OK && where.is_shared && where.is_pinned, "");
+    double start = now();
+    status = dcp_host_copy(NULL, device, dcp_host_value(h), NULL, NULL, &err);
+    double took = now() - start;
+    row_of("- once more, into the same memory", status, DCP_OK, &err);
+    row_rate("- rate", bytes, took);
+    dcp_host_free(h);
+}
+
+typedef struct receiver {
+    dcp_comm *comm;
+    void *memory; /* of the device */
+    dcp_status status;
+    dcp_error err;
+} receiver;
+
+static void *broadcast_part(void *user)
+{
+    receiver *r = user;
+    r->status = dcp_device_broadcast(NULL, r->comm, (dcp_device){type, 0}, r->memory, bytes, 0, NULL, &r->err);
+    return NULL;
+}
+
+/* Two ranks on one device. */
+static void check_broadcast(dcp_value *host, void *device_memory)
+{
+    receiver both[2] = {{.memory = device_memory, .err = DCP_ERROR_INIT}, {.memory = device_alloc(bytes), .err = DCP_ERROR_INIT}};
+    dcp_comm *comms[2];
+    pthread_t thread;
+    dcp_host_state *h;
+    dcp_error err = DCP_ERROR_INIT;
+    must(dcp_comm_threads(NULL, 2, comms, &err), err.message);
+    for (int r = 0; r < 2; r++) {
+        both[r].comm = comms[r];
+    }
+    must(pthread_create(&thread, NULL, broadcast_part, &both[1]), "pthread_create");
+    broadcast_part(&both[0]);
+    pthread_join(thread, NULL);
+    row_of("broadcast of device memory, sent", both[0].status, DCP_OK, &both[0].err);
+    row_of("- received", both[1].status, DCP_OK, &both[1].err);
+    if (both[1].status == DCP_OK) {
+        dcp_value *received = state_of(both[1].memory, (dcp_device){type, 0});
+        must(dcp_host_offload(NULL, received, NULL, NULL, 0, NULL, &h, &err), err.message);
+        row("- what was sent", dcp_value_equal(dcp_host_value(h), host), "");
+        dcp_host_free(h);
+        dcp_value_free(received);
+    }
+    dcp_comm_free(comms[0]);
+    dcp_comm_free(comms[1]);
+}
+
 static void check_registration(void)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), n = 16 * page;
@@ -318,6 +386,8 @@ int main(int argc, char **argv)
     check_background_save(host, device, DCP_PIN_NEVER);
     check_background_save(host, device, DCP_PIN_REQUIRED);
     check_load(host);
+    check_host_state(host, device);
+    check_broadcast(host, device_memory);
     check_registration();
     check_absent_device(n);
     printf("\n%d rows are wrong\n", n_failed);
