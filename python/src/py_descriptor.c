@@ -187,20 +187,28 @@ dcp_dtype dtype_from(PyObject *name)
 
 /* ---- memory ---- */
 
-/* Behind the last element that a tensor touches, in elements from its first one. */
+/* Bytes up to the end of the last element that a tensor touches, from its first one; more than any memory has if they are too
+ * many to be counted. */
 static long long reach_of(const dcp_tensor *t)
 {
-    long long dense = 1, last = 0;
+    long long dense = 1, last = 0, step, bytes;
+    bool is_over = false;
     for (int d = 0; d < t->ndim; d++) {
-        dense *= t->extents[d];
-        last += t->strides ? (t->extents[d] - 1) * t->strides[d] : 0;
+        if (t->extents[d] == 0) {
+            return 0;
+        }
+        is_over |= __builtin_mul_overflow(dense, t->extents[d], &dense);
+        is_over |= t->strides &&
+                   (__builtin_mul_overflow(t->extents[d] - 1, t->strides[d], &step) || __builtin_add_overflow(last, step, &last));
     }
-    return dense == 0 || !t->strides ? dense : last + 1;
+    is_over |= __builtin_mul_overflow(t->strides ? last : dense - 1, (long long)dcp_dtype_bytes(t->dtype), &bytes);
+    is_over |= __builtin_add_overflow(bytes, (long long)dcp_dtype_bytes(t->dtype), &bytes);
+    return is_over ? LLONG_MAX : bytes;
 }
 
 int refuse_beyond(const dcp_tensor *t, long long bytes)
 {
-    long long needed = reach_of(t) * (long long)dcp_dtype_bytes(t->dtype);
+    long long needed = reach_of(t);
     if (needed <= 0 || needed <= bytes) {
         return 0;
     }
