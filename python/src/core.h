@@ -20,6 +20,11 @@ typedef struct core_names {
 } core_names;
 extern core_names names;
 
+/* An object of one of the module's types, all zeros behind its head; NULL with an exception. */
+void *object_new(PyTypeObject *type);
+/* At the end of a type's tp_dealloc. */
+void object_free(PyObject *self);
+
 /* ---- py_errors.c ---- */
 
 int errors_init(PyObject *module);
@@ -56,6 +61,9 @@ typedef struct core_call {
     bool is_told; /* there is nothing that the waiting thread should tell the caller */
     bool is_stopped, is_finished;
 } core_call;
+
+/* Of the monotonic clock. */
+double seconds_now(void);
 
 /* A context that lives as long as the capsule, for values that outlive what they were read from. threads and memory_bytes: 0 for
  * the default. */

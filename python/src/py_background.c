@@ -4,20 +4,6 @@
 
 #include "core.h"
 
-static void *allocate(PyTypeObject *type)
-{
-    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    return alloc(type, 0);
-}
-
-static void deallocate(PyObject *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(self);
-    Py_DECREF(type);
-}
-
 /* ---- Helper ---- */
 
 typedef struct helper {
@@ -36,7 +22,7 @@ static PyObject *helper_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O&:Helper", keywords, PyUnicode_FSConverter, &path)) {
         return NULL;
     }
-    helper *h = allocate(type);
+    helper *h = object_new(type);
     h = h && (h->context = context_new(0, 0, &ctx)) ? h : (Py_XDECREF((PyObject *)h), NULL);
     if (h && dcp_helper_create(ctx, path ? PyBytes_AsString(path) : NULL, &h->handle, &err) != DCP_OK) {
         Py_CLEAR(h);
@@ -51,7 +37,7 @@ static void helper_free(PyObject *self)
     helper *h = (helper *)self;
     Py_BEGIN_ALLOW_THREADS dcp_helper_free(h->handle);
     Py_END_ALLOW_THREADS Py_XDECREF(h->context);
-    deallocate(self);
+    object_free(self);
 }
 
 int helper_use(PyObject *object, dcp_helper **out)
@@ -98,13 +84,6 @@ struct core_control {
 
 static PyTypeObject *control_type;
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 core_control *control_of(PyObject *object)
 {
     return PyObject_TypeCheck(object, control_type) ? (core_control *)object : NULL;
@@ -116,7 +95,7 @@ static void keep_to_rate(core_control *c)
     double due = c->started + (double)c->done_bytes / c->bytes_per_second, whole;
     double fraction = modf(due, &whole);
     struct timespec until = {(time_t)whole, (long)(fraction * 1e9)};
-    while (!c->is_canceled && now() < due) {
+    while (!c->is_canceled && seconds_now() < due) {
         pthread_cond_timedwait(&c->changed, &c->lock, &until);
     }
 }
@@ -124,7 +103,7 @@ static void keep_to_rate(core_control *c)
 bool control_note(core_control *c, uint64_t done_bytes, uint64_t total_bytes)
 {
     pthread_mutex_lock(&c->lock);
-    c->last = now();
+    c->last = seconds_now();
     c->started = c->started > 0 ? c->started : c->last;
     c->done_bytes = done_bytes;
     c->total_bytes = total_bytes;
@@ -147,7 +126,7 @@ static PyObject *control_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         PyErr_SetString(PyExc_ValueError, "max_bytes_per_second must be 0 (no bound) or more");
         return NULL;
     }
-    core_control *c = allocate(type);
+    core_control *c = object_new(type);
     if (c) {
         pthread_condattr_t attr;
         pthread_condattr_init(&attr);
@@ -165,7 +144,7 @@ static void control_free(PyObject *self)
     core_control *c = (core_control *)self;
     pthread_cond_destroy(&c->changed);
     pthread_mutex_destroy(&c->lock);
-    deallocate(self);
+    object_free(self);
 }
 
 static PyObject *control_cancel(PyObject *self, PyObject *unused)
@@ -185,7 +164,7 @@ static PyObject *control_state(PyObject *self, PyObject *unused)
     (void)unused;
     pthread_mutex_lock(&c->lock);
     unsigned long long done = c->done_bytes, total = c->total_bytes;
-    double seconds = c->started > 0 ? (done < total ? now() : c->last) - c->started : 0;
+    double seconds = c->started > 0 ? (done < total ? seconds_now() : c->last) - c->started : 0;
     pthread_mutex_unlock(&c->lock);
     return Py_BuildValue("(KKd)", done, total, seconds);
 }

@@ -9,7 +9,7 @@
 #define MAX_LOG_BYTES ((size_t)64 << 10)
 #define TELL_SECONDS 0.02 /* between two looks at signals, and two calls of progress */
 
-static double now(void)
+double seconds_now(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -170,7 +170,7 @@ static bool look_around(core_call *c, bool is_told, uint64_t done, uint64_t tota
 
 static bool is_due(core_call *c, bool is_last)
 {
-    double t = now();
+    double t = seconds_now();
     if (!is_last && t - c->last_told < TELL_SECONDS) {
         return false;
     }

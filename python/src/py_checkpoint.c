@@ -62,12 +62,9 @@ static PyObject *checkpoint_close(PyObject *self, PyObject *unused)
 static void checkpoint_free(PyObject *self)
 {
     checkpoint *c = (checkpoint *)self;
-    PyTypeObject *type = Py_TYPE(self);
     dcp_checkpoint_close(c->ck);
     Py_XDECREF(c->context);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(self);
-    Py_DECREF(type);
+    object_free(self);
 }
 
 /* ---- items ---- */
@@ -616,8 +613,7 @@ static PyObject *open_at(opening *o)
 {
     core_call call;
     PyObject *context = context_new(0, 0, &o->ctx);
-    allocfunc allocate = (allocfunc)PyType_GetSlot(checkpoint_type, Py_tp_alloc);
-    checkpoint *c = context ? (checkpoint *)allocate(checkpoint_type, 0) : NULL;
+    checkpoint *c = context ? object_new(checkpoint_type) : NULL;
     if (!c || call_begin(&call, 0, 0, NULL) < 0) {
         Py_XDECREF(context);
         Py_XDECREF((PyObject *)c);

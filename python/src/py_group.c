@@ -194,8 +194,7 @@ static PyObject *group_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (take_timeout(seconds, &timeout_ms) < 0) {
         return NULL;
     }
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    core_group *g = (core_group *)allocate(type, 0);
+    core_group *g = object_new(type);
     if (!g) {
         return NULL;
     }
@@ -252,13 +251,10 @@ static int group_clear(PyObject *self)
 static void group_free(PyObject *self)
 {
     core_group *g = (core_group *)self;
-    PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     dcp_comm_free(g->comm);
     drop(g->functions);
-    freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    free_object(self);
-    Py_DECREF(type);
+    object_free(self);
 }
 
 static PyObject *get_rank(PyObject *self, void *unused)

@@ -18,8 +18,7 @@ static PyObject *plan_cache_new(PyTypeObject *type, PyObject *args, PyObject *kw
         PyErr_SetString(PyExc_TypeError, "PlanCache() takes no arguments");
         return NULL;
     }
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    plan_cache *c = (plan_cache *)allocate(type, 0);
+    plan_cache *c = object_new(type);
     if (c && dcp_plan_cache_create(NULL, &c->cache, &err) != DCP_OK) {
         Py_CLEAR(c);
         errors_raise(&err, NULL, NULL);
@@ -29,11 +28,8 @@ static PyObject *plan_cache_new(PyTypeObject *type, PyObject *args, PyObject *kw
 
 static void plan_cache_free(PyObject *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     dcp_plan_cache_free(((plan_cache *)self)->cache);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(self);
-    Py_DECREF(type);
+    object_free(self);
 }
 
 static PyType_Slot plan_cache_slots[] = {

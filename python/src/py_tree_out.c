@@ -28,12 +28,9 @@ static Py_ssize_t memory_length(PyObject *self)
 static void memory_free(PyObject *self)
 {
     memory *m = (memory *)self;
-    PyTypeObject *type = Py_TYPE(self);
     dcp_value_free(m->value);
     Py_XDECREF(m->owner);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(self);
-    Py_DECREF(type);
+    object_free(self);
 }
 
 static PyType_Slot memory_slots[] = {
@@ -61,8 +58,7 @@ static PyObject *memory_of(dcp_value *v, PyObject *owner)
 {
     int64_t elems = 0;
     const dcp_tensor *t = dcp_value_tensor(v);
-    allocfunc allocate = (allocfunc)PyType_GetSlot(memory_type, Py_tp_alloc);
-    memory *m = dcp_tensor_elems(t, &elems, NULL) == DCP_OK ? (memory *)allocate(memory_type, 0) : NULL;
+    memory *m = dcp_tensor_elems(t, &elems, NULL) == DCP_OK ? object_new(memory_type) : NULL;
     if (m) {
         m->value = dcp_value_retain(v);
         m->owner = Py_XNewRef(owner);

@@ -251,8 +251,7 @@ static PyObject *claim_place(shared_args *a)
 {
     core_call call;
     claim_job j = {.call = &call, .path = PyBytes_AsString(a->path), .opts = &a->opts};
-    allocfunc allocate = (allocfunc)PyType_GetSlot(claim_type, Py_tp_alloc);
-    claim *c = (claim *)allocate(claim_type, 0);
+    claim *c = object_new(claim_type);
     if (!c || call_begin(&call, 0, 0, NULL) < 0) {
         Py_XDECREF((PyObject *)c);
         return NULL;
@@ -549,12 +548,9 @@ static PyObject *claim_save_id(PyObject *self, void *unused)
 static void claim_free(PyObject *self)
 {
     claim *c = (claim *)self;
-    PyTypeObject *type = Py_TYPE(self);
     dcp_save_abort(c->session);
     Py_XDECREF(c->context);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(self);
-    Py_DECREF(type);
+    object_free(self);
 }
 
 static PyMethodDef methods[] = {
