@@ -16,6 +16,7 @@ import libdcp.torch as dcp
 import pool
 from libdcp.torch import filesystem
 from libdcp.torch.metadata import TensorStorageMetadata
+from hooked import HookedLoad, HookedSave
 from support import GOLDEN, RELEASE, TestCase, golden_cases, needs, numbered
 
 from content import digest, digests, targets_for  # of the interop tests, which `support` has put on the path
@@ -144,7 +145,7 @@ class Golden(TestCase):
 def load_own(ranks, path, hooked):
     entry = dcp.FileSystemReader(path).read_metadata(rank=ranks.rank).state_dict_metadata["mine"]
     state = {"mine": torch.zeros(entry.size, dtype=entry.properties.dtype)}
-    planner = HookedLoadPlanner() if hooked else None
+    planner = HookedLoad() if hooked else None
     dcp.load(state, checkpoint_id=path, process_group=ranks.group, planner=planner)
     return digest(state["mine"])
 
@@ -208,7 +209,7 @@ def zeroed(placed):
 def save_sharded(ranks, path, ours, hooked):
     module = dcp if ours else torch_dcp
     state = {**place(full(), ranks, False), **OBJECTS}
-    planner = HookedSavePlanner() if hooked else None
+    planner = HookedSave() if hooked else None
     module.save(state, checkpoint_id=path, process_group=ranks.group, planner=planner, no_dist=ranks.size == 1)
 
 
@@ -217,20 +218,10 @@ def load_sharded(ranks, path, ours, hooked):
     module = dcp if ours else torch_dcp
     expected = place(full(), ranks, True)
     state = {**zeroed(place(full(), ranks, True)), "step": 0, "note": {"x": None}}
-    planner = HookedLoadPlanner() if hooked else None
+    planner = HookedLoad() if hooked else None
     module.load(state, checkpoint_id=path, process_group=ranks.group, planner=planner, no_dist=ranks.size == 1)
     wrong = [name for name in expected if not all(map(torch.equal, local_parts(state[name]), local_parts(expected[name])))]
     return wrong + [name for name in OBJECTS if state[name] != OBJECTS[name]]
-
-
-class HookedSavePlanner(dcp.DefaultSavePlanner):
-    def finish_plan(self, new_plan):
-        return super().finish_plan(new_plan)
-
-
-class HookedLoadPlanner(dcp.DefaultLoadPlanner):
-    def finish_plan(self, new_plan):
-        return super().finish_plan(new_plan)
 
 
 class Sharded(TestCase):

@@ -9,17 +9,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import libdcp.torch as dcp
 import pool
+from hooked import HookedLoad, HookedSave
 from support import TestCase, failures_of, numbered, raises_together
-
-
-class HookedSave(dcp.DefaultSavePlanner):
-    def finish_plan(self, new_plan):
-        return super().finish_plan(new_plan)
-
-
-class HookedLoad(dcp.DefaultLoadPlanner):
-    def finish_plan(self, new_plan):
-        return super().finish_plan(new_plan)
 
 
 class Plain(torch.Tensor):
@@ -182,11 +173,16 @@ def replaced_underway(ranks, path):
 
 
 class Replaced(TestCase):
-    """Memory that another thread replaces by `p.data = ...` is held until the save has ended."""
+    """Memory that another thread replaces by `p.data = ...` is held until the save has ended: what is saved is what the tensor had, and
+    it is not read when freed."""
+
+    def test_of_parameters(self):
+        self.check(torch.nn.Parameter(torch.ones(1 << 20)))
 
     def test_of_subclasses(self):
-        tensor = torch.ones(1 << 20).as_subclass(Plain)
+        self.check(torch.ones(1 << 20).as_subclass(Plain))
 
+    def check(self, tensor):
         class Replacing(dict):
             def items(self):
                 tensor.data = torch.zeros(1)

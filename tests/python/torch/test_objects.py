@@ -11,22 +11,13 @@ import torch.distributed.checkpoint as torch_dcp
 
 import libdcp.torch as dcp
 from libdcp.torch import _objects
+from hooked import HookedLoad, HookedSave
 from support import TestCase, raises_together
 
 
 class Own:
     def __init__(self, n):
         self.n = n
-
-
-class HookedLoad(dcp.DefaultLoadPlanner):
-    def finish_plan(self, new_plan):
-        return super().finish_plan(new_plan)
-
-
-class HookedSave(dcp.DefaultSavePlanner):
-    def finish_plan(self, new_plan):
-        return super().finish_plan(new_plan)
 
 
 class Mark:

@@ -11,17 +11,8 @@ import libdcp
 import libdcp.torch as dcp
 from libdcp.torch import filesystem, format_utils
 from libdcp.torch.state_dict_saver import AsyncCheckpointerType
+from hooked import HookedLoad, HookedSave
 from support import TestCase, needs, numbered, raises_together
-
-
-class HookedSave(dcp.DefaultSavePlanner):
-    def finish_plan(self, new_plan):
-        return super().finish_plan(new_plan)
-
-
-class HookedLoad(dcp.DefaultLoadPlanner):
-    def finish_plan(self, new_plan):
-        return super().finish_plan(new_plan)
 
 
 class NotUtf8(TestCase):
