@@ -3,6 +3,7 @@
 
 typedef struct callback_comm {
     dcp_comm base;
+    dcp_comm_ops ops; /* with the slots that the callbacks fill: they say what the communicator can */
     dcp_comm_callbacks cb;
     dcp_comm_send *send; /* for all_gather by alltoall: size entries each */
     dcp_comm_recv *recv;
@@ -87,18 +88,6 @@ static const dcp_comm_ops callback_ops = {
     .free = callback_free,
 };
 
-/* A slot that is filled says what the communicator can. */
-static const dcp_comm_ops device_callback_ops = {
-    .struct_size = sizeof(dcp_comm_ops),
-    .abi_version = DCP_COMM_ABI,
-    .name = "callbacks",
-    .alltoall = callback_alltoall,
-    .all_gather = callback_all_gather,
-    .broadcast_device = callback_broadcast_device,
-    .duplicate = callback_duplicate,
-    .free = callback_free,
-};
-
 dcp_status dcp_comm_from_callbacks(dcp_context *ctx, const dcp_comm_callbacks *callbacks, dcp_comm **out, dcp_error *err)
 {
     if (!out || !callbacks || callbacks->struct_size != sizeof *callbacks || !callbacks->alltoall) {
@@ -109,8 +98,9 @@ dcp_status dcp_comm_from_callbacks(dcp_context *ctx, const dcp_comm_callbacks *c
     if (!c) {
         return dcp__nomem(err);
     }
-    const dcp_comm_ops *ops = callbacks->broadcast_device ? &device_callback_ops : &callback_ops;
-    dcp_status status = dcp_comm_init(&c->base, ctx, ops, callbacks->rank, callbacks->size, callbacks->caps, err);
+    c->ops = callback_ops;
+    c->ops.broadcast_device = callbacks->broadcast_device ? callback_broadcast_device : NULL;
+    dcp_status status = dcp_comm_init(&c->base, ctx, &c->ops, callbacks->rank, callbacks->size, callbacks->caps, err);
     if (status != DCP_OK) {
         goto err_comm;
     }
