@@ -73,10 +73,8 @@ dcp_status dcp__lane_gather(dcp__lane *l, const dcp_tensor *t, uint64_t offset, 
     b.strides = t->strides ? t->strides : row_major;
     dcp_status status = l->driver->ops->stream_sync(l->driver, l->index, l->stream, err); /* the ring is overwritten */
     while (left > 0 && status == DCP_OK) {
-        int64_t done = dcp__box_at(t->ndim, t->extents, start, left, offsets, b.sizes), at = 0;
-        for (int d = 0; d < t->ndim; d++) {
-            at += offsets[d] * b.strides[d];
-        }
+        int64_t done = dcp__box_at(t->ndim, t->extents, start, left, offsets, b.sizes);
+        int64_t at = dcp__element_at(t->ndim, offsets, b.strides);
         b.from = (const char *)t->data + at * (int64_t)elem;
         status = fetch_box(l, &b, err);
         b.to += done * (int64_t)elem;
@@ -115,10 +113,7 @@ dcp_status dcp__lane_scatter(dcp__lane *l, char *dst, const int64_t *strides, in
     size_t run = (has_run ? (size_t)n[left - 1] : 1) * elem_bytes;
     left -= has_run;
     for (;;) {
-        int64_t at = 0;
-        for (int d = 0; d < left; d++) {
-            at += index[d] * step[d];
-        }
+        int64_t at = dcp__element_at(left, index, step);
         dcp_status status = l->driver->ops->to_device(l->driver, l->index, dst + at * (int64_t)elem_bytes, from, run,
                                                       l->is_pinned, l->stream, err);
         if (status != DCP_OK) {

@@ -4,6 +4,7 @@
 
 #include "engine/place.h"
 #include "engine/tensor_slabs.h"
+#include "plan/coverage.h"
 #include "plan/wire.h"
 #include "state/strided.h"
 
@@ -43,22 +44,12 @@ static void wants_reset(wants *w, dcp_context *ctx)
     }
 }
 
-static bool is_empty(int ndim, const int64_t *sizes)
-{
-    for (int d = 0; d < ndim; d++) {
-        if (sizes[d] == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 static dcp_status want(wants *w, size_t entry, const int64_t *offsets, const int64_t *sizes, dcp_error *err)
 {
     span *s = &w->of[entry];
     size_t ndim = (size_t)w->m->entries[entry].item.ndim;
     bool is_first = !s->from;
-    if (is_empty((int)ndim, sizes)) {
+    if (dcp__box_is_empty((int)ndim, sizes)) {
         return DCP_OK;
     }
     if (is_first) {
@@ -108,16 +99,6 @@ static void put_wants(const wants *w, dcp__buf *out)
     }
 }
 
-static bool is_inside(int ndim, const int64_t *extents, const int64_t *offsets, const int64_t *sizes)
-{
-    for (int d = 0; d < ndim; d++) {
-        if (offsets[d] < 0 || sizes[d] < 0 || offsets[d] > extents[d] || sizes[d] > extents[d] - offsets[d]) {
-            return false;
-        }
-    }
-    return true;
-}
-
 /* Adds what a rank's message wants. */
 static dcp_status take_wants(wants *w, int rank, const void *bytes, size_t n, dcp_error *err)
 {
@@ -134,7 +115,7 @@ static dcp_status take_wants(wants *w, int rank, const void *bytes, size_t n, dc
             return dcp__wire_fail(&in, "wish", rank, err);
         }
         dcp__get_box(&in, item->ndim, item->extents, offsets, sizes);
-        bool is_good = !in.bad && is_inside(item->ndim, item->extents, offsets, sizes);
+        bool is_good = !in.bad && dcp__box_is_inside(item->ndim, item->extents, offsets, sizes);
         status = is_good ? want(w, entry, offsets, sizes, err) : dcp__wire_fail(&in, "wish", rank, err);
     }
     return in.bad ? dcp__wire_fail(&in, "wish", rank, err) : status;

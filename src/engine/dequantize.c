@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "plan/coverage.h"
 #include "state/numbers.h"
 #include "state/strided.h"
 
@@ -295,12 +296,9 @@ dcp_status dcp__dequantize_elems(dcp_checkpoint *ck, const dcp_quantized *q, int
 
 static dcp_status check_box(const dcp_quantized *q, const dcp_box *box, const dcp_tensor *dst, dcp_error *err)
 {
-    for (int d = 0; d < q->ndim; d++) {
-        if (box->offsets[d] < 0 || box->sizes[d] < 0 || box->offsets[d] > q->extents[d] ||
-            box->sizes[d] > q->extents[d] - box->offsets[d]) {
-            return dcp__fail(err, DCP_ARG, "item \"%s\": the box is outside of %s", dcp__print(q->item->fqn).text,
-                             dcp__print_shape(q->ndim, q->extents).text);
-        }
+    if (!dcp__box_is_inside(q->ndim, q->extents, box->offsets, box->sizes)) {
+        return dcp__fail(err, DCP_ARG, "item \"%s\": the box is outside of %s", dcp__print(q->item->fqn).text,
+                         dcp__print_shape(q->ndim, q->extents).text);
     }
     if (dst->ndim != q->ndim || memcmp(dst->extents, box->sizes, (size_t)q->ndim * sizeof *box->sizes) != 0) {
         return dcp__fail(err, DCP_MISMATCH, "item \"%s\": the target's shape is not the box's", dcp__print(q->item->fqn).text);

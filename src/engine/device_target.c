@@ -31,20 +31,19 @@ static dcp_status read_part(dcp__lane *l, const dcp__source *src, const dcp__pay
                             const int64_t *sizes, int64_t *at, char *dst, const int64_t *dst_strides, size_t elem_bytes,
                             dcp__tile_buf *buf, dcp_error *err)
 {
-    int64_t offsets[DCP_MAX_NDIM], part[DCP_MAX_NDIM], from[DCP_MAX_NDIM], strides[DCP_MAX_NDIM], to = 0;
+    int64_t offsets[DCP_MAX_NDIM], part[DCP_MAX_NDIM], from[DCP_MAX_NDIM], strides[DCP_MAX_NDIM];
     char *ring;
     int64_t elems = dcp__box_at(p->ndim, sizes, *at, (int64_t)(l->slot_bytes / elem_bytes), offsets, part);
     for (int d = 0; d < p->ndim; d++) {
         from[d] = start[d] + offsets[d];
-        to += offsets[d] * dst_strides[d];
     }
     *at += elems;
     dcp__row_major(p->ndim, part, strides);
     dcp_status status = dcp__lane_reserve(l, (size_t)elems * elem_bytes, &ring, err);
     status = status == DCP_OK ? dcp__read_box(src, p, from, part, ring, strides, buf, err) : status;
-    return status == DCP_OK
-               ? dcp__lane_scatter(l, dst + to * (int64_t)elem_bytes, dst_strides, p->ndim, part, elem_bytes, ring, err)
-               : status;
+    return status == DCP_OK ? dcp__lane_scatter(l, dst + dcp__element_at(p->ndim, offsets, dst_strides) * (int64_t)elem_bytes,
+                                                dst_strides, p->ndim, part, elem_bytes, ring, err)
+                            : status;
 }
 
 dcp_status dcp__read_box_to_device(dcp__transfer *t, dcp_device device, const dcp__source *src, const dcp__payload *p,

@@ -9,8 +9,6 @@
 #include "state/strided.h"
 #include "state/value.h"
 
-#define VISIT_BYTES 64 /* memory that stands for one visit in max_parse_bytes, as in flattening */
-
 /* A walk over two trees side by side. */
 typedef struct walk {
     dcp_host_copy_opts opts;
@@ -21,7 +19,7 @@ typedef struct walk {
 
 static walk walk_of(const dcp_context *ctx, const dcp_host_copy_opts *opts, dcp__tensor_pairs *pairs)
 {
-    return (walk){*opts, pairs, dcp__depth_limit(ctx), ctx->limits.max_parse_bytes / VISIT_BYTES};
+    return (walk){*opts, pairs, dcp__depth_limit(ctx), dcp__visit_limit(ctx)};
 }
 
 static dcp_status compare(walk *w, const dcp_value *a, const dcp_value *b, uint32_t depth, dcp_error *err);
@@ -99,11 +97,6 @@ static dcp_status compare_sharded(const walk *w, const dcp_value *a, const dcp_v
 
 /* ---- containers ---- */
 
-static bool is_dict(const dcp_value *v)
-{
-    return dcp_value_kind(v) == DCP_KIND_DICT || dcp_value_kind(v) == DCP_KIND_ORDERED_DICT;
-}
-
 /* Sets have no order by which their elements could be told: they are values. */
 static bool is_sequence(const dcp_value *v)
 {
@@ -113,12 +106,12 @@ static bool is_sequence(const dcp_value *v)
 
 static dcp_value *companion_of(const dcp_value *a, size_t i, const dcp_value *b)
 {
-    return is_dict(a) ? dcp_dict_get(b, dcp_dict_key(a, i)) : dcp_value_at(b, i);
+    return dcp__has_keys(a) ? dcp_dict_get(b, dcp_dict_key(a, i)) : dcp_value_at(b, i);
 }
 
 static dcp_status in_place(const dcp_value *a, size_t i, dcp_status status, dcp_error *err)
 {
-    dcp_key key = is_dict(a) ? dcp_dict_key(a, i) : dcp_key_int((int64_t)i);
+    dcp_key key = dcp__has_keys(a) ? dcp_dict_key(a, i) : dcp_key_int((int64_t)i);
     return key.is_int ? dcp__prefix(err, status, "in %lld: ", (long long)key.integer)
                       : dcp__prefix(err, status, "in \"%s\": ", dcp__print(key.string).text);
 }
@@ -157,7 +150,7 @@ static bool is_plain(const dcp_value *v)
 /* Values of these kinds have counterparts. */
 static bool is_structure(const dcp_value *v)
 {
-    return is_dict(v) || is_sequence(v) || dcp_value_kind(v) == DCP_KIND_TENSOR || dcp_value_kind(v) == DCP_KIND_SHARDED;
+    return dcp__has_keys(v) || is_sequence(v) || dcp_value_kind(v) == DCP_KIND_TENSOR || dcp_value_kind(v) == DCP_KIND_SHARDED;
 }
 
 static dcp_status compare(walk *w, const dcp_value *a, const dcp_value *b, uint32_t depth, dcp_error *err)
@@ -207,7 +200,7 @@ static dcp_status merge_child(void *user, dcp_value *child, dcp_value **out, dcp
 /* They have been compared: depth and number of visits are known to be within bounds. */
 static dcp_status merge(dcp_context *ctx, dcp_value *from, dcp_value *to, dcp_value **out, dcp_error *err)
 {
-    if (is_dict(from) || is_sequence(from)) {
+    if (dcp__has_keys(from) || is_sequence(from)) {
         return dcp__map_children(ctx, from, merge_child, &(merging){ctx, from, to, 0}, out, err);
     }
     *out = dcp_value_retain(is_structure(from) ? to : from);

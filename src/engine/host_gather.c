@@ -14,7 +14,6 @@
 
 #define NUMBER_BYTES ((size_t)8)
 #define ALIGN_BYTES ((size_t)16) /* of each chunk's elements in a message */
-#define VISIT_BYTES 64           /* memory that stands for one visit in max_parse_bytes, as in flattening */
 
 /* A sharded tensor of the state, and what becomes of it. */
 typedef struct whole {
@@ -44,7 +43,7 @@ static bool is_wanted_here(const gathering *g)
 static bool is_walked(const dcp_value *v)
 {
     dcp_kind kind = dcp_value_kind(v);
-    return kind == DCP_KIND_LIST || kind == DCP_KIND_TUPLE || kind == DCP_KIND_DICT || kind == DCP_KIND_ORDERED_DICT;
+    return kind == DCP_KIND_LIST || kind == DCP_KIND_TUPLE || dcp__has_keys(v);
 }
 
 static dcp_status collect(gathering *g, const dcp_value *v, uint32_t depth, dcp_error *err)
@@ -292,10 +291,7 @@ static dcp_status fill(const pieces *p, const int64_t *extents, dcp_value **out,
     dcp__row_major(p->ndim, extents, strides);
     for (size_t i = 0; i < p->n && status == DCP_OK; i++) {
         dcp_tensor from = dcp_tensor_make(p->dtype, p->ndim, p->boxes[i].sizes, (void *)p->elements[i]), to = from;
-        int64_t at = 0;
-        for (int d = 0; d < p->ndim; d++) {
-            at += p->boxes[i].offsets[d] * strides[d];
-        }
+        int64_t at = dcp__element_at(p->ndim, p->boxes[i].offsets, strides);
         to.data = t->data ? (char *)t->data + at * (int64_t)elem : NULL;
         to.strides = strides;
         status = dcp__tensor_pairs_add(&pairs, &from, &to, err);
@@ -427,7 +423,7 @@ dcp_status dcp_host_gather(dcp_context *ctx, dcp_value *state, dcp_comm *comm, c
     dcp_error own = DCP_ERROR_INIT;
     err = err ? err : &own;
     ctx = dcp__context(ctx);
-    gathering g = {.ctx = ctx, .step = {ctx, comm, "gather", NULL}, .visits_left = ctx->limits.max_parse_bytes / VISIT_BYTES};
+    gathering g = {.ctx = ctx, .step = {ctx, comm, "gather", NULL}, .visits_left = dcp__visit_limit(ctx)};
     dcp_status mine = check(state, opts, out, err);
     mine = mine == DCP_OK ? note_ranks(&g, ranks, n_ranks, err) : mine;
     g.stream = mine == DCP_OK && opts ? opts->stream : NULL;

@@ -71,11 +71,7 @@ typedef struct view {
 
 static const char *view_at(const view *v, const int64_t *offsets)
 {
-    int64_t at = 0;
-    for (int d = 0; d < v->ndim; d++) {
-        at += offsets[d] * v->strides[d];
-    }
-    return v->data + at * (int64_t)dcp_dtype_bytes(v->dtype);
+    return v->data + dcp__element_at(v->ndim, offsets, v->strides) * (int64_t)dcp_dtype_bytes(v->dtype);
 }
 
 static bool make_room(dcp__buf *b, size_t bytes)
@@ -109,14 +105,12 @@ static dcp_status copy_to_device(dcp__lane *l, const view *v, char *dst, const i
     dcp__elems(v->ndim, v->sizes, &elems);
     for (int64_t at = 0; at < elems && status == DCP_OK;) {
         char *ring;
-        int64_t to = 0, n = dcp__box_at(v->ndim, v->sizes, at, (int64_t)(l->slot_bytes / each), offsets, part);
+        int64_t n = dcp__box_at(v->ndim, v->sizes, at, (int64_t)(l->slot_bytes / each), offsets, part);
         status = dcp__lane_reserve(l, (size_t)n * each, &ring, err);
         if (status == DCP_OK) {
             dcp__row_major(v->ndim, part, packed);
             dcp__copy_strided(ring, packed, view_at(v, offsets), v->strides, v->ndim, part, each);
-            for (int d = 0; d < v->ndim; d++) {
-                to += offsets[d] * strides[d];
-            }
+            int64_t to = dcp__element_at(v->ndim, offsets, strides);
             status = dcp__lane_scatter(l, dst + to * (int64_t)each, strides, v->ndim, part, each, ring, err);
         }
         at += n;
@@ -140,17 +134,14 @@ static dcp_status place_part(dcp__placer *p, const dcp_read_request *r, view *v,
 {
     const dcp_tensor *t = &r->dst;
     size_t each = dcp_dtype_bytes(t->dtype);
-    int64_t strides[DCP_MAX_NDIM], to = 0;
+    int64_t row_major[DCP_MAX_NDIM];
     dcp_status status = t->dtype == v->dtype ? DCP_OK : cast(p, v, t->dtype, err);
     if (status != DCP_OK) {
         return status;
     }
-    dcp__row_major(t->ndim, t->extents, strides);
-    for (int d = 0; d < t->ndim; d++) {
-        strides[d] = t->strides ? t->strides[d] : strides[d];
-        to += at[d] * strides[d];
-    }
-    char *dst = (char *)t->data + to * (int64_t)each;
+    dcp__row_major(t->ndim, t->extents, row_major);
+    const int64_t *strides = t->strides ? t->strides : row_major;
+    char *dst = (char *)t->data + dcp__element_at(t->ndim, at, strides) * (int64_t)each;
     if (t->device.type != DCP_DEVICE_CPU) {
         return to_device(p, t->device, v, dst, strides, err);
     }

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "plan/coverage.h"
 #include "plan/plan_mail.h"
 
 uint32_t dcp__share_owner(const dcp__metadata *m, const dcp__chunk *c, int world)
@@ -100,16 +101,6 @@ typedef struct decider {
     uint64_t *set_bytes, *set_done;
 } decider;
 
-static bool is_inside(int ndim, const int64_t *sizes, const int64_t *offsets, const int64_t *box_sizes)
-{
-    for (int d = 0; d < ndim; d++) {
-        if (box_sizes[d] < 1 || offsets[d] < 0 || offsets[d] >= sizes[d] || box_sizes[d] > sizes[d] - offsets[d]) {
-            return false;
-        }
-    }
-    return true;
-}
-
 /* The entry and the chunk that come next in a message; false if there are none such, or not of this owner. */
 static bool find_chunk(const decider *o, dcp__wire *w, size_t *entry, dcp__piece *out)
 {
@@ -139,7 +130,7 @@ static dcp_status take_wish(decider *o, int rank, dcp__wire *w, size_t *entry, d
     }
     o->wishes = wishes;
     dcp__get_box(w, ndim, p.chunk->sizes, box, box + ndim);
-    if (w->bad || !is_inside(ndim, p.chunk->sizes, box, box + ndim)) {
+    if (w->bad || !dcp__box_is_inside(ndim, p.chunk->sizes, box, box + ndim) || dcp__box_is_empty(ndim, box + ndim)) {
         return dcp__wire_fail(w, "wish", rank, err);
     }
     p.in_chunk = box;

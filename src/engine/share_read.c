@@ -160,13 +160,11 @@ static void put_cell(const dcp__cell *c, const uint8_t *from)
 {
     const dcp__piece *p = &c->piece;
     const dcp_tensor *dst = &p->request->dst;
-    int64_t to_strides[DCP_MAX_NDIM], from_strides[DCP_MAX_NDIM], at = 0;
-    dcp__row_major(dst->ndim, dst->extents, to_strides);
+    int64_t row_major[DCP_MAX_NDIM], from_strides[DCP_MAX_NDIM];
+    dcp__row_major(dst->ndim, dst->extents, row_major);
     dcp__row_major(dst->ndim, p->sizes, from_strides);
-    for (int d = 0; d < dst->ndim; d++) {
-        to_strides[d] = dst->strides ? dst->strides[d] : to_strides[d];
-        at += p->in_wanted[d] * to_strides[d];
-    }
+    const int64_t *to_strides = dst->strides ? dst->strides : row_major;
+    int64_t at = dcp__element_at(dst->ndim, p->in_wanted, to_strides);
     size_t elem = dcp_dtype_bytes(dst->dtype);
     dcp__copy_strided((char *)dst->data + at * (int64_t)elem, to_strides, from, from_strides, dst->ndim, p->sizes, elem);
 }

@@ -83,10 +83,8 @@ static void scatter(const part *p, const char *elements)
     size_t elem = dcp_dtype_bytes(to->dtype);
     int64_t offsets[DCP_MAX_NDIM], sizes[DCP_MAX_NDIM], row_major[DCP_MAX_NDIM];
     for (int64_t done = 0; done < p->n;) {
-        int64_t n = dcp__box_at(to->ndim, to->extents, p->first + done, p->n - done, offsets, sizes), at = 0;
-        for (int d = 0; d < to->ndim; d++) {
-            at += offsets[d] * to->strides[d];
-        }
+        int64_t n = dcp__box_at(to->ndim, to->extents, p->first + done, p->n - done, offsets, sizes);
+        int64_t at = dcp__element_at(to->ndim, offsets, to->strides);
         dcp__row_major(to->ndim, sizes, row_major);
         dcp__copy_strided((char *)to->data + at * (int64_t)elem, to->strides, elements + (size_t)done * elem, row_major, to->ndim,
                           sizes, elem);

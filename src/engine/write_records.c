@@ -47,10 +47,8 @@ static void gather(const dcp_tensor *t, uint64_t offset, size_t n, uint8_t *out)
     int64_t row_major[DCP_MAX_NDIM], offsets[DCP_MAX_NDIM], sizes[DCP_MAX_NDIM];
     dcp__row_major(t->ndim, t->extents, row_major);
     while (left > 0) {
-        int64_t done = dcp__box_at(t->ndim, t->extents, start, left, offsets, sizes), at = 0;
-        for (int d = 0; d < t->ndim; d++) {
-            at += offsets[d] * t->strides[d];
-        }
+        int64_t done = dcp__box_at(t->ndim, t->extents, start, left, offsets, sizes);
+        int64_t at = dcp__element_at(t->ndim, offsets, t->strides);
         dcp__copy_strided(out, row_major, (const char *)t->data + at * (int64_t)elem, t->strides, t->ndim, sizes, elem);
         start += done;
         left -= done;

@@ -351,17 +351,17 @@ static void find_gap(work *w, dcp__tiling *out)
 
 /* ---- all of it ---- */
 
-static bool is_outside(int ndim, const int64_t *extents, const dcp_box *c)
+bool dcp__box_is_inside(int ndim, const int64_t *extents, const int64_t *offsets, const int64_t *sizes)
 {
     for (int d = 0; d < ndim; d++) {
-        if (c->offsets[d] < 0 || c->sizes[d] < 0 || c->offsets[d] > extents[d] || c->sizes[d] > extents[d] - c->offsets[d]) {
-            return true;
+        if (offsets[d] < 0 || sizes[d] < 0 || offsets[d] > extents[d] || sizes[d] > extents[d] - offsets[d]) {
+            return false;
         }
     }
-    return false;
+    return true;
 }
 
-static bool is_empty(int ndim, const int64_t *sizes)
+bool dcp__box_is_empty(int ndim, const int64_t *sizes)
 {
     for (int d = 0; d < ndim; d++) {
         if (sizes[d] == 0) {
@@ -394,7 +394,7 @@ static void check(work *w, size_t n, int64_t elems, dcp__tiling *out)
 {
     int64_t missing = elems;
     for (size_t i = 0; i < n; i++) {
-        if (!is_empty(w->ndim, w->chunks[i].sizes)) {
+        if (!dcp__box_is_empty(w->ndim, w->chunks[i].sizes)) {
             w->items[w->n_items++] = i;
         }
     }
@@ -419,7 +419,7 @@ dcp_status dcp__check_tiling(dcp_context *ctx, int ndim, const int64_t *extents,
     dcp__tiling result = {.fault = DCP__TILING_OK};
     int64_t elems;
     for (size_t i = 0; i < n; i++) {
-        if (is_outside(ndim, extents, &chunks[i])) {
+        if (!dcp__box_is_inside(ndim, extents, chunks[i].offsets, chunks[i].sizes)) {
             result.fault = DCP__TILING_OUTSIDE;
             result.a = i;
             *out = result;

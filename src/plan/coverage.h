@@ -10,6 +10,11 @@
 bool dcp__box_overlap(int ndim, const dcp_box *wanted, const dcp_box *chunk, int64_t *in_wanted, int64_t *in_chunk,
                       int64_t *sizes);
 
+/* Whether no number is negative and the box ends within the extents. */
+bool dcp__box_is_inside(int ndim, const int64_t *extents, const int64_t *offsets, const int64_t *sizes);
+/* Whether it has no elements. */
+bool dcp__box_is_empty(int ndim, const int64_t *sizes);
+
 typedef enum dcp__tiling_fault {
     DCP__TILING_OK = 0,
     DCP__TILING_OUTSIDE, /* chunk a is not within the tensor, or has a negative number */

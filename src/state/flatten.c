@@ -12,9 +12,6 @@
 #include "state/containers.h"
 #include "state/node.h"
 
-/* Memory that stands for one visit in max_parse_bytes: about what a leaf takes. */
-#define VISIT_BYTES 64
-
 typedef struct verdict {
     const dcp_value *container; /* NULL: empty slot */
     bool flattens;
@@ -399,8 +396,7 @@ static dcp_status flatten(dcp_context *ctx, dcp_value *root, dcp_flatten_rule ru
     if (!flat) {
         return dcp__nomem(err);
     }
-    flattener f = {
-        .flat = flat, .rule = rule, .visits_left = ctx->limits.max_parse_bytes / VISIT_BYTES, .renames = renames, .err = err};
+    flattener f = {.flat = flat, .rule = rule, .visits_left = dcp__visit_limit(ctx), .renames = renames, .err = err};
     dcp__buf_init(&f.name, ctx);
     dcp_status status = visit_elements(&f, root, 0);
     status = status == DCP_OK ? rename_homonyms(&f) : status;

@@ -61,6 +61,15 @@ bool dcp__is_row_major(int ndim, const int64_t *extents, const int64_t *strides)
     return true;
 }
 
+int64_t dcp__element_at(int ndim, const int64_t *index, const int64_t *strides)
+{
+    int64_t at = 0;
+    for (int d = 0; d < ndim; d++) {
+        at += index[d] * strides[d];
+    }
+    return at;
+}
+
 bool dcp__elems(int ndim, const int64_t *extents, int64_t *out)
 {
     int64_t n = 1;

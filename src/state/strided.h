@@ -14,6 +14,8 @@ bool dcp__elems(int ndim, const int64_t *extents, int64_t *out);
 /* Index of the last element that a view touches plus one, 0 without elements; false on overflow or a negative stride. */
 bool dcp__span_elems(int ndim, const int64_t *extents, const int64_t *strides, int64_t *out);
 
+/* Where an element lies in a view, in elements from its first one. */
+int64_t dcp__element_at(int ndim, const int64_t *index, const int64_t *strides);
 /* The largest box of a tensor that begins at element `start`, in row-major order, and holds at most `left` elements: whole inner
  * dimensions, as many indexes of one dimension as fit, one index of those outside. Returns its number of elements. */
 int64_t dcp__box_at(int ndim, const int64_t *extents, int64_t start, int64_t left, int64_t *offsets, int64_t *sizes);

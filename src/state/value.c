@@ -23,6 +23,12 @@ uint32_t dcp__depth_limit(const dcp_context *ctx)
     return ctx->limits.max_depth < 4096 ? ctx->limits.max_depth : 4096;
 }
 
+uint64_t dcp__visit_limit(const dcp_context *ctx)
+{
+    const uint64_t bytes_of_visit = 64; /* about what a leaf takes */
+    return ctx->limits.max_parse_bytes / bytes_of_visit;
+}
+
 /* ---- references ---- */
 
 dcp_value *dcp_value_retain(dcp_value *v)

@@ -43,8 +43,16 @@ const dcp__lazy *dcp__value_lazy(const dcp_value *v); /* NULL if v is no tensor 
 /* Gives a lazy tensor row-major memory of its own, not initialised, and ends its laziness. */
 dcp_status dcp__lazy_tensor_materialize(dcp_value *v, dcp_error *err);
 
+/* True for dicts, ordered or not. */
+static inline bool dcp__has_keys(const dcp_value *v)
+{
+    return dcp_value_kind(v) == DCP_KIND_DICT || dcp_value_kind(v) == DCP_KIND_ORDERED_DICT;
+}
+
 /* Recursion over a tree stops here with LIMIT: the context's max_depth, or what any thread's stack can bear. */
 uint32_t dcp__depth_limit(const dcp_context *ctx);
+/* And after so many values, counted each time that it comes to them: shared ones may be reached in ever so many ways. */
+uint64_t dcp__visit_limit(const dcp_context *ctx);
 
 /* True if text is UTF-8 in which lone surrogates may occur. */
 bool dcp__is_wtf8(dcp_str text);
