@@ -52,19 +52,29 @@ static dcp_status cut_places(making *m, dcp_error *err)
     return status;
 }
 
+/* The name under which a file is made. */
+static dcp_status temporary_name(dcp_context *ctx, const char *name, char **out, dcp_error *err)
+{
+    size_t room = strlen(name) + sizeof DCP__CV_TEMPORARY;
+    *out = dcp__alloc(ctx, room);
+    if (!*out) {
+        return dcp__nomem(err);
+    }
+    snprintf(*out, room, "%s" DCP__CV_TEMPORARY, name);
+    return DCP_OK;
+}
+
 static dcp_status prepare(making *m, dcp__cv_file *f, dcp_error *err)
 {
     *m = (making){.f = f, .ctx = f->s->c->ctx, .storage = f->s->c->storage};
     m->segments.ctx = m->ctx;
-    size_t room = strlen(f->name) + sizeof DCP__CV_TEMPORARY;
-    m->temporary = dcp__alloc(m->ctx, room);
     m->n_workers = f->workers ? f->workers : dcp__cv_threads(m->ctx);
     m->crcs = f->archive ? dcp__calloc(m->ctx, f->n_storages, sizeof *m->crcs) : NULL;
-    if (!m->temporary || (f->archive && !m->crcs)) {
+    if (f->archive && !m->crcs) {
         return dcp__nomem(err);
     }
-    snprintf(m->temporary, room, "%s" DCP__CV_TEMPORARY, f->name);
-    dcp_status status = cut_places(m, err);
+    dcp_status status = temporary_name(m->ctx, f->name, &m->temporary, err);
+    status = status == DCP_OK ? cut_places(m, err) : status;
     return status == DCP_OK ? dcp__cv_buffers_create(f->s, m->n_workers, &m->buffers, err) : status;
 }
 
@@ -393,17 +403,6 @@ dcp_status dcp__cv_write_file(dcp__cv_file *f, bool *was_kept, dcp_error *err)
 
 /* ---- names ---- */
 
-static dcp_status temporary_name(const dcp__cv_file *f, char **out, dcp_error *err)
-{
-    size_t room = strlen(f->name) + sizeof DCP__CV_TEMPORARY;
-    *out = dcp__alloc(f->s->c->ctx, room);
-    if (!*out) {
-        return dcp__nomem(err);
-    }
-    snprintf(*out, room, "%s" DCP__CV_TEMPORARY, f->name);
-    return DCP_OK;
-}
-
 /* The directory's names are durable from here on, where the storage can. */
 static dcp_status sync_parent(const dcp__conversion *c, const char *name, dcp_error *err)
 {
@@ -436,7 +435,7 @@ static dcp_status rename_temporary(const dcp__conversion *c, const char *tempora
 dcp_status dcp__cv_publish_file(dcp__cv_file *f, dcp_error *err)
 {
     char *temporary;
-    dcp_status status = temporary_name(f, &temporary, err);
+    dcp_status status = temporary_name(f->s->c->ctx, f->name, &temporary, err);
     if (status == DCP_OK) {
         status = rename_temporary(f->s->c, temporary, f->name, err);
         pthread_mutex_lock(&f->s->c->lock);
@@ -464,7 +463,7 @@ void dcp__cv_release_file(dcp__cv_file *f)
 void dcp__cv_discard_file(dcp__cv_file *f)
 {
     char *temporary;
-    if (f->is_written && temporary_name(f, &temporary, NULL) == DCP_OK) {
+    if (f->is_written && temporary_name(f->s->c->ctx, f->name, &temporary, NULL) == DCP_OK) {
         f->s->c->storage->ops->remove(f->s->c->storage, temporary, NULL);
         dcp__free(f->s->c->ctx, temporary);
     }
@@ -513,14 +512,13 @@ dcp_status dcp__cv_put_file(const dcp__conversion *c, const char *name, const vo
 {
     const dcp_storage_ops *ops = c->storage->ops;
     const unsigned flags = DCP_OPEN_WRITE | DCP_OPEN_CREATE | DCP_OPEN_TRUNCATE;
-    size_t room = strlen(name) + sizeof DCP__CV_TEMPORARY;
-    char *temporary = dcp__alloc(c->ctx, room);
+    char *temporary;
     dcp_file *file;
-    if (!temporary) {
-        return dcp__nomem(err);
+    dcp_status status = temporary_name(c->ctx, name, &temporary, err);
+    if (status != DCP_OK) {
+        return status;
     }
-    snprintf(temporary, room, "%s" DCP__CV_TEMPORARY, name);
-    dcp_status status = ops->open(c->storage, temporary, flags, &file, err);
+    status = ops->open(c->storage, temporary, flags, &file, err);
     if (status == DCP_OK) {
         status = n ? ops->write_at(file, bytes, n, 0, err) : DCP_OK;
         if (status == DCP_OK && !c->opts->no_sync && ops->sync(file, NULL) == DCP_IO) {

@@ -10,6 +10,7 @@
 #include "engine/share.h"
 #include "engine/torchfile.h"
 #include "state/containers.h"
+#include "state/value.h"
 
 /* ---- objects ---- */
 
@@ -57,21 +58,16 @@ static dcp_status hand_over_objects(dcp_checkpoint *ck, const dcp_load_plan *pla
     return status;
 }
 
-static bool is_dict(const dcp_value *v)
-{
-    return dcp_value_kind(v) == DCP_KIND_DICT || dcp_value_kind(v) == DCP_KIND_ORDERED_DICT;
-}
-
 /* Puts a value at a path of the state; takes the reference on success. */
 static dcp_status put_at(dcp_value *state, const dcp_leaf *leaf, dcp_value *value, dcp_error *err)
 {
     dcp_value *at = state;
     for (size_t i = 0; i < leaf->path_len; i++) {
-        dcp_key key = is_dict(at) ? dcp__stored_key(at, leaf->path[i]) : leaf->path[i];
+        dcp_key key = dcp__has_keys(at) ? dcp__stored_key(at, leaf->path[i]) : leaf->path[i];
         if (i + 1 == leaf->path_len) {
-            return is_dict(at) ? dcp_dict_set(at, key, value, err) : dcp_list_set(at, (size_t)key.integer, value, err);
+            return dcp__has_keys(at) ? dcp_dict_set(at, key, value, err) : dcp_list_set(at, (size_t)key.integer, value, err);
         }
-        at = is_dict(at) ? dcp_dict_get(at, key) : dcp_value_at(at, (size_t)key.integer);
+        at = dcp__has_keys(at) ? dcp_dict_get(at, key) : dcp_value_at(at, (size_t)key.integer);
     }
     return dcp__fail(err, DCP_INTERNAL, "a leaf without a path");
 }
@@ -116,17 +112,24 @@ uint64_t dcp__bytes_of_requests(const dcp_read_request *requests, size_t n)
     return bytes;
 }
 
-static dcp_status finish_read(dcp_checkpoint *ck, dcp_load_plan *plan, dcp__share_bytes bytes, double start,
-                              dcp_load_report *report, dcp_error *err)
+void dcp__report_read(const dcp_load_plan *plan, dcp__share_bytes bytes, double start, dcp_load_report *report)
 {
-    dcp_status status = plan->object ? hand_over_objects(ck, plan, err) : load_objects(ck, plan, err);
-    if (status == DCP_OK && report) {
+    if (report) {
         report->n_tensors = plan->n_requests;
         report->n_objects = plan->n_objects;
         report->bytes += dcp__bytes_of_requests(plan->requests, plan->n_requests);
         report->read_bytes = bytes.read;
         report->received_bytes = bytes.received;
         report->read_seconds = dcp__now() - start;
+    }
+}
+
+static dcp_status finish_read(dcp_checkpoint *ck, dcp_load_plan *plan, dcp__share_bytes bytes, double start,
+                              dcp_load_report *report, dcp_error *err)
+{
+    dcp_status status = plan->object ? hand_over_objects(ck, plan, err) : load_objects(ck, plan, err);
+    if (status == DCP_OK) {
+        dcp__report_read(plan, bytes, start, report);
     }
     return status;
 }
@@ -249,21 +252,21 @@ static dcp_status load_once(dcp_context *ctx, const char *path, dcp_value *state
 {
     dcp_checkpoint *ck = NULL;
     dcp_checkpoint_info info = DCP_CHECKPOINT_INFO_INIT;
-    if (opts && opts->struct_size == sizeof *opts && opts->torchfile) {
-        return dcp__load_torchfile(dcp__context(ctx), path, state, opts, report, err);
+    if (opts->torchfile) {
+        return dcp__load_torchfile(ctx, path, state, opts, report, err);
     }
     if (!path) {
         return dcp__fail(err, DCP_ARG, "load: no path");
     }
-    bool is_over = false, has_group = opts && opts->struct_size == sizeof *opts && opts->comm && opts->comm->size > 1;
-    dcp_status status = has_group ? open_together(dcp__context(ctx), path, opts, &ck, &is_over, err)
-                                  : dcp_checkpoint_open(ctx, path, opts ? &opts->open : NULL, &ck, err);
+    bool is_over = false, has_group = opts->comm && opts->comm->size > 1;
+    dcp_status status =
+        has_group ? open_together(ctx, path, opts, &ck, &is_over, err) : dcp_checkpoint_open(ctx, path, &opts->open, &ck, err);
     if (status == DCP_OK) {
         dcp_checkpoint_get_info(ck, &info, NULL);
         snprintf(save_id, DCP__SAVE_ID_BYTES, "%s", info.save_id);
     }
     if (!is_over) {
-        status = load_together(dcp__context(ctx), ck, status, state, opts, report, err);
+        status = load_together(ctx, ck, status, state, opts, report, err);
     }
     dcp_checkpoint_close(ck);
     return status;
@@ -343,11 +346,11 @@ dcp_status dcp_load(dcp_context *ctx, const char *path, dcp_value *state, const 
                     dcp_error *err)
 {
     static const dcp_load_opts defaults = DCP_LOAD_OPTS_INIT;
-    char unused[DCP__SAVE_ID_BYTES] = "";
-    ctx = dcp__context(ctx);
-    if (opts && opts->struct_size != sizeof *opts) {
-        return load_once(ctx, path, state, opts, report, unused, err); /* which says so */
+    dcp_status status = opts ? dcp__check_load_opts(opts, err) : DCP_OK;
+    if (status != DCP_OK) {
+        return status;
     }
+    ctx = dcp__context(ctx);
     dcp_load_opts own = opts ? *opts : defaults;
     dcp_failures *failures = NULL;
     dcp_error failed = DCP_ERROR_INIT;
@@ -357,7 +360,7 @@ dcp_status dcp_load(dcp_context *ctx, const char *path, dcp_value *state, const 
     if (!own.failures && !own.failed) {
         own.failed = &failed; /* or this rank would not know whether the others try again */
     }
-    dcp_status status = load_until_it_stays(ctx, path, state, &own, report, err);
+    status = load_until_it_stays(ctx, path, state, &own, report, err);
     dcp_failures_free(failures);
     return status;
 }

@@ -4,6 +4,7 @@
 
 #include "dcp/load.h"
 #include "engine/engine.h"
+#include "engine/share.h"
 
 /* An object to be read and put at a path of the state. */
 typedef struct dcp__object_target {
@@ -33,6 +34,10 @@ struct dcp_load_plan {
  * can be cast to those are no difference. What is no tensor is UNSUPPORTED then. */
 dcp_status dcp__plan_load(dcp_checkpoint *ck, dcp_value *state, const dcp_load_opts *opts, bool is_dynamic, dcp_load_plan **out,
                           dcp_load_report *report, dcp_error *err);
+/* ARG if they are of another version. */
+dcp_status dcp__check_load_opts(const dcp_load_opts *opts, dcp_error *err);
+/* After all has been read, which began at `start`. report may be NULL. */
+void dcp__report_read(const dcp_load_plan *plan, dcp__share_bytes bytes, double start, dcp_load_report *report);
 /* Of all targets. */
 uint64_t dcp__bytes_of_requests(const dcp_read_request *requests, size_t n);
 

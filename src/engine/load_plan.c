@@ -8,6 +8,7 @@
 #include "engine/load.h"
 #include "state/numbers.h"
 #include "state/strided.h"
+#include "state/value.h"
 
 #define NAMED_DIFFERENCES 8
 
@@ -162,7 +163,8 @@ static bool same_form(matcher *m, const dcp_leaf *leaf, const dcp_value *target,
     return is_same;
 }
 
-static bool is_same_form(matcher *m, const dcp_leaf *leaf, const dcp_value *target, const dcp_item *item)
+/* Whether a target, sharded or not, has the form of the item. */
+static bool fits(matcher *m, const dcp_leaf *leaf, const dcp_value *target, const dcp_item *item)
 {
     const dcp_tensor *t = dcp_value_tensor(target);
     int ndim;
@@ -183,7 +185,7 @@ static void tell_of_target(matcher *m, const dcp_leaf *leaf)
 static void match_tensor(matcher *m, const dcp_leaf *leaf, const dcp_item *item)
 {
     dcp_value *target = target_of(m, leaf, item);
-    if (!is_same_form(m, leaf, target, item)) {
+    if (!fits(m, leaf, target, item)) {
         return;
     }
     tell_of_target(m, leaf);
@@ -332,15 +334,21 @@ static dcp_status match_all(matcher *m, dcp_error *err)
                      m->n_errors > NAMED_DIFFERENCES ? "; ..." : "");
 }
 
+dcp_status dcp__check_load_opts(const dcp_load_opts *opts, dcp_error *err)
+{
+    return opts->struct_size == sizeof *opts
+               ? DCP_OK
+               : dcp__fail(err, DCP_ARG, "load options: struct_size %zu, expected %zu", opts->struct_size, sizeof *opts);
+}
+
 static dcp_status check_args(dcp_checkpoint *ck, dcp_value *state, const dcp_load_opts *opts, const dcp_load_report *report,
                              dcp_error *err)
 {
-    dcp_kind kind = dcp_value_kind(state);
-    if (!ck || (kind != DCP_KIND_DICT && kind != DCP_KIND_ORDERED_DICT)) {
+    if (!ck || !dcp__has_keys(state)) {
         return dcp__fail(err, DCP_ARG, "load: %s", ck ? "the state is no dict" : "no checkpoint");
     }
-    if (opts && opts->struct_size != sizeof *opts) {
-        return dcp__fail(err, DCP_ARG, "load options: struct_size %zu, expected %zu", opts->struct_size, sizeof *opts);
+    if (opts && dcp__check_load_opts(opts, err) != DCP_OK) {
+        return DCP_ARG;
     }
     if (report && report->struct_size != sizeof *report) {
         return dcp__fail(err, DCP_ARG, "load report: struct_size %zu, expected %zu", report->struct_size, sizeof *report);

@@ -238,12 +238,8 @@ static dcp_status read_for_all(const dcp__step *step, dcp_checkpoint *ck, dcp_lo
     dcp__share_bytes bytes = {0, 0};
     dcp_status status =
         dcp__broadcast_tensors(step, opts->torchfile->coordinator, ck, plan->requests, plan->n_requests, &read_opts, &bytes, err);
-    if (status == DCP_OK && report) {
-        report->n_tensors = plan->n_requests;
-        report->bytes += dcp__bytes_of_requests(plan->requests, plan->n_requests);
-        report->read_bytes = bytes.read;
-        report->received_bytes = bytes.received;
-        report->read_seconds = dcp__now() - start;
+    if (status == DCP_OK) {
+        dcp__report_read(plan, bytes, start, report);
     }
     return status;
 }
