@@ -8,6 +8,7 @@
 #include "format/archive_writer.h"
 #include "state/containers.h"
 #include "state/value.h"
+#include "storage/storage.h"
 
 /* Not a name that anything takes for a tensor file. */
 
@@ -329,19 +330,17 @@ static dcp_status open_temporary(making *m, dcp_error *err)
     return status;
 }
 
-/* Durable, where the storage can. */
+/* Durable, where the storage can, unless the options say no. */
+static dcp_status sync_file(const dcp__conversion *c, dcp_file *file, dcp_error *err)
+{
+    dcp_error fault = DCP_ERROR_INIT;
+    return c->opts->no_sync ? DCP_OK : dcp__synced(file->storage->ops->sync(file, &fault), &fault, err);
+}
+
 static dcp_status finish(making *m, dcp_status status, dcp_error *err)
 {
-    const dcp_storage_ops *ops = m->storage->ops;
-    if (status == DCP_OK && !m->f->s->c->opts->no_sync) {
-        dcp_error ignored = DCP_ERROR_INIT;
-        status = ops->sync(m->file, &ignored);
-        status = status == DCP_UNSUPPORTED ? DCP_OK : status;
-        if (status != DCP_OK && err) {
-            *err = ignored;
-        }
-    }
-    dcp_status closed = ops->close(m->file, status == DCP_OK ? err : NULL);
+    status = status == DCP_OK ? sync_file(m->f->s->c, m->file, err) : status;
+    dcp_status closed = m->storage->ops->close(m->file, status == DCP_OK ? err : NULL);
     m->file = NULL;
     return in_file(m, status == DCP_OK ? closed : status, err);
 }
@@ -415,12 +414,9 @@ static dcp_status sync_parent(const dcp__conversion *c, const char *name, dcp_er
         return dcp__nomem(err);
     }
     dcp_error fault = DCP_ERROR_INIT;
-    dcp_status status = c->storage->ops->sync_dir(c->storage, dir, &fault);
+    dcp_status status = dcp__synced(c->storage->ops->sync_dir(c->storage, dir, &fault), &fault, err);
     dcp__free(c->ctx, dir);
-    if (status != DCP_OK && status != DCP_UNSUPPORTED && err) {
-        *err = fault;
-    }
-    return status == DCP_UNSUPPORTED ? DCP_OK : status;
+    return status;
 }
 
 static dcp_status rename_temporary(const dcp__conversion *c, const char *temporary, const char *name, dcp_error *err)
@@ -521,9 +517,7 @@ dcp_status dcp__cv_put_file(const dcp__conversion *c, const char *name, const vo
     status = ops->open(c->storage, temporary, flags, &file, err);
     if (status == DCP_OK) {
         status = n ? ops->write_at(file, bytes, n, 0, err) : DCP_OK;
-        if (status == DCP_OK && !c->opts->no_sync && ops->sync(file, NULL) == DCP_IO) {
-            status = ops->sync(file, err);
-        }
+        status = status == DCP_OK ? sync_file(c, file, err) : status;
         dcp_status closed = ops->close(file, status == DCP_OK ? err : NULL);
         status = status == DCP_OK ? closed : status;
         status = status == DCP_OK ? rename_temporary(c, temporary, name, err) : status;

@@ -10,6 +10,7 @@
 #include "engine/write_records.h"
 #include "format/safetensors_writer.h"
 #include "plan/save_plan.h"
+#include "storage/storage.h"
 
 #define BLOCK_BYTES ((size_t)4 << 20)
 #define TEMPORARY ".libdcp-part"
@@ -177,11 +178,7 @@ static dcp_status write_content(hf_save *h, const shard *s, dcp_file *f, dcp_err
     dcp__free_aligned(h->ctx, buf);
     if (status == DCP_OK && !h->opts->no_sync) {
         dcp_error fault = DCP_ERROR_INIT;
-        status = h->storage->ops->sync(f, &fault);
-        if (status != DCP_OK && status != DCP_UNSUPPORTED && err) {
-            *err = fault;
-        }
-        status = status == DCP_UNSUPPORTED ? DCP_OK : status;
+        status = dcp__synced(h->storage->ops->sync(f, &fault), &fault, err);
     }
     return status;
 }
@@ -234,11 +231,7 @@ static dcp_status publish_files(hf_save *h, dcp_error *err)
     }
     if (status == DCP_OK && !h->opts->no_sync && h->storage->ops->sync_dir) {
         dcp_error fault = DCP_ERROR_INIT;
-        status = h->storage->ops->sync_dir(h->storage, h->dir, &fault);
-        if (status != DCP_OK && status != DCP_UNSUPPORTED && err) {
-            *err = fault;
-        }
-        status = status == DCP_UNSUPPORTED ? DCP_OK : status;
+        status = dcp__synced(h->storage->ops->sync_dir(h->storage, h->dir, &fault), &fault, err);
     }
     return status;
 }

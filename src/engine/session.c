@@ -132,14 +132,8 @@ dcp_status dcp__session_create(dcp_save_session *s, const char *relative, dcp_fi
 /* A refusal is not an error: it is noted, and err stays as it was. */
 static dcp_status take_sync(dcp_save_session *s, dcp_status status, const dcp_error *fault, dcp_error *err)
 {
-    if (status == DCP_UNSUPPORTED) {
-        s->report.degraded |= DCP_DEGRADED_SYNC;
-        return DCP_OK;
-    }
-    if (status != DCP_OK && err) {
-        *err = *fault;
-    }
-    return status;
+    s->report.degraded |= status == DCP_UNSUPPORTED ? DCP_DEGRADED_SYNC : 0;
+    return dcp__synced(status, fault, err);
 }
 
 dcp_status dcp__session_sync(dcp_save_session *s, dcp_file *f, dcp_error *err)

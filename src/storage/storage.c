@@ -74,3 +74,14 @@ bool dcp__name_is_beneath(const char *name)
     }
     return depth >= 0;
 }
+
+dcp_status dcp__synced(dcp_status status, const dcp_error *fault, dcp_error *err)
+{
+    if (status == DCP_UNSUPPORTED) {
+        return DCP_OK;
+    }
+    if (status != DCP_OK && err) {
+        *err = *fault;
+    }
+    return status;
+}

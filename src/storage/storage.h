@@ -14,6 +14,10 @@ dcp_status dcp__storage_check(const dcp_storage *st, dcp_error *err);
 /* False if the name is absolute, or a ".." in it would climb above the root whatever the directories are. */
 bool dcp__name_is_beneath(const char *name);
 
+/* What became of sync or sync_dir, which are called once: a second call may not tell of the failure again. A storage that cannot
+ * do it is no failure; another one goes to err, which may be NULL. */
+dcp_status dcp__synced(dcp_status status, const dcp_error *fault, dcp_error *err);
+
 /* The descriptor of an open file of dcp_storage_posix; -1 for files of others. */
 int dcp__posix_descriptor(const dcp_file *f);
 

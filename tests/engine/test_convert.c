@@ -724,6 +724,49 @@ static void convert__every_failed_operation_leaves_the_old_output(void **state)
     }
 }
 
+static dcp_status fail_sync(void *user, dcp_storage_op op, const char *name, size_t n, uint64_t offset, dcp_error *err)
+{
+    (void)user, (void)n, (void)offset;
+    if (op != DCP_OP_SYNC || ops_left == 0 || --ops_left > 0) {
+        return DCP_OK;
+    }
+    return dcp_error_set(err, DCP_IO, "%s: not on the disk", name);
+}
+
+/* A failure is told once, by the call that meets it: it is neither passed over nor asked for again. */
+static void convert__what_does_not_reach_the_disk_is_no_result(void **state)
+{
+    (void)state;
+    static const char *const places[] = {
+        [DCP_TO_TORCH] = "sync.pt", [DCP_TO_SAFETENSORS] = "sync.safetensors", [DCP_TO_HF] = "sync.hf"};
+    dcp_storage *faulty;
+    save_source("from");
+    assert_int_equal(dcp_storage_fault(NULL, storage, fail_sync, NULL, &faulty, NULL), DCP_OK);
+    for (dcp_convert_form to = DCP_TO_TORCH; to <= DCP_TO_HF; to++) {
+        dcp_convert_opts opts = options(to);
+        opts.objects = DCP_OBJECTS_BESIDE;
+        opts.max_file_bytes = to == DCP_TO_HF ? 64 : 0; /* several files, so that there is an index */
+        opts.overwrite = true;
+        opts.storage = opts.open.storage = faulty;
+        size_t n_failed = 0;
+        dcp_status status = DCP_IO;
+        while (status != DCP_OK) {
+            dcp_error err = DCP_ERROR_INIT;
+            ops_left = n_failed + 1;
+            status = dcp_convert(NULL, "from", places[to], &opts, NULL, &err);
+            if (status != DCP_OK) {
+                assert_int_equal(ops_left, 0);
+                assert_non_null(strstr(err.message, "not on the disk"));
+                n_failed++;
+            }
+        }
+        assert_int_equal(ops_left, 1); /* each sync that there is has failed once */
+        ops_left = 0;
+        assert_true(n_failed >= (to == DCP_TO_HF ? 4 : 1));
+    }
+    dcp_storage_free(faulty);
+}
+
 static const char *walk_to;
 
 static dcp_status convert_for_walk(dcp_context *ctx, void *user, dcp_error *err)
@@ -777,6 +820,7 @@ int main(void)
         cmocka_unit_test(convert__a_torch_file_is_read_once),
         cmocka_unit_test(convert__space_is_looked_at_before_anything_is_written),
         cmocka_unit_test(convert__every_failed_operation_leaves_the_old_output),
+        cmocka_unit_test(convert__what_does_not_reach_the_disk_is_no_result),
         cmocka_unit_test(convert__every_failed_allocation_is_survived),
     };
     return cmocka_run_group_tests(tests, make_patched, free_patched);
