@@ -164,6 +164,17 @@ class Check:
         if (first, second) != (True, False):
             raise AssertionError(f"ours: {first}, {second}")
 
+    def row_R8_43(self):
+        """R8.43: a refused registration is not held against the next kernel"""
+        self.need_device()
+        storage = _memory.shared(3 * 65536)
+        _pin.register(storage)
+        if int(_pin.runtime().cudaHostRegister(storage.data_ptr() + 65536, 4 * 65536, 1)) == 0:
+            raise AssertionError("an overlap was not refused")
+        _pin._forget_cuda_error()
+        if float(torch.ones(8, device=self.device).sum()) != 8:
+            raise AssertionError("a wrong sum")
+
     def row_R8_44(self):
         """R8.44: a copy into registered memory returns before it is done, one into ordinary memory may not"""
         self.need_device()

@@ -64,6 +64,8 @@ def register(storage):
     done = []
     for address, size in _pieces(storage):
         code = int(rt.cudaHostRegister(address, size, CUDA_HOST_REGISTER_PORTABLE))
+        if code != 0 and rt is not npu.AclCudart:
+            _forget_cuda_error()
         if code in ALREADY_REGISTERED and not done and _is_whole_known(rt, storage):
             logger.info("%d bytes at %#x have been registered by somebody else, who is to unregister them", storage.nbytes(), address)
             return False
@@ -74,6 +76,12 @@ def register(storage):
     # atexit: see above.
     weakref.finalize(storage, _unregister, rt, done, os.getpid()).atexit = False
     return True
+
+
+def _forget_cuda_error():
+    """CUDA's runtime keeps the last failure for the thread, and the next kernel that PyTorch launches would be blamed for it."""
+    for path in npu.mapped_libraries(r"libcudart.*\.so[.\d]*"):
+        ctypes.CDLL(path).cudaGetLastError()
 
 
 def _is_whole_known(rt, storage):

@@ -13,6 +13,7 @@ import ctypes
 import ctypes.util
 import functools
 import os
+import re
 import threading
 from typing import NamedTuple
 
@@ -143,7 +144,7 @@ def _open():
 
 def _candidates():
     """A copy that the process has, then what the system finds, then the toolkit's."""
-    yield from _mapped()
+    yield from mapped_libraries(r"lib(ascendcl|acl)\.so")
     for name in ("ascendcl", "acl"):
         found = ctypes.util.find_library(name)
         if found:
@@ -156,13 +157,14 @@ def _candidates():
         yield os.path.join(home, "lib64", "libacl.so")
 
 
-def _mapped():
+def mapped_libraries(name):
+    """Paths of the libraries of this process whose file name is what a regular expression says."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-            paths = {line.split(maxsplit=5)[5].rstrip("\n") for line in maps if "libascendcl.so" in line or "libacl.so" in line}
+            paths = {line.split(maxsplit=5)[5].rstrip("\n") for line in maps if "/" in line}
     except OSError:
         return []
-    return sorted(path for path in paths if os.path.basename(path) in ("libascendcl.so", "libacl.so"))
+    return sorted(path for path in paths if re.fullmatch(name, os.path.basename(path)))
 
 
 # ---- registration ----

@@ -1,7 +1,9 @@
-"""R8.20 to R8.42: registration of host memory with an NPU, on a look-alike of AscendCL."""
+"""R8.20 to R8.43: registration of host memory with an NPU, on a look-alike of AscendCL."""
 
 import functools
 import os
+import subprocess
+import tempfile
 import unittest
 
 import torch
@@ -317,6 +319,25 @@ for Runtime.known in ([p, p + {2 * PAGE - 1}], [p], [p + {2 * PAGE - 1}]):
 del t; gc.collect()
 """
         self.assertEqual(printed(run(script)), ["False", "712", "712"])
+
+    def test_R8_43_a_refusal_is_not_left_for_the_next_user_of_cuda(self):
+        """The runtime that is really loaded is asked for its last error, once for each refusal; a real one keeps it."""
+        source = "static int last; int refuse(void) { return last = 719; } int cudaGetLastError(void) { int e = last; last = 0; return e; }"
+        with tempfile.TemporaryDirectory() as root:
+            library = os.path.join(root, "libcudart.so.12")
+            subprocess.run(["cc", "-shared", "-fPIC", "-xc", "-", "-o", library], input=source, text=True, check=True)
+            script = f"""
+lib = ctypes.CDLL({library!r})
+class Runtime:
+    def cudaHostRegister(address, size, flags): return lib.refuse()
+torch.cuda.is_available = lambda: True
+plug_in(lambda: Runtime)
+t = torch.empty({PAGE}).share_memory_()
+try: pin.register(t.untyped_storage())
+except pin.Failed as error: print(error.code)
+print(lib.cudaGetLastError())
+"""
+            self.assertEqual(printed(run(script)), ["719", "0"])
 
     def test_R8_38_a_failing_unregister_is_told_of(self):
         result = run(self.CREATE + "del s; print('on')", fail="aclrtHostUnregister=507899")
