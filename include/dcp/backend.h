@@ -122,7 +122,8 @@ struct dcp_storage_ops {
     /* Makes names created, renamed or removed in a directory durable. NULL: nothing to do. */
     dcp_status (*sync_dir)(dcp_storage *st, const char *name, dcp_error *err);
     /* Takes an exclusive lock on an open file without waiting: *locked is false if another holder, in this process or
-     * another, has it. Held until close. NULL: no locks, the caller goes on and reports. */
+     * another, has it, or if the file is no longer the one of that name, since whoever finds the name then locks another file.
+     * Held until close. NULL: no locks, the caller goes on and reports. */
     dcp_status (*lock)(dcp_file *f, bool *locked, dcp_error *err);
     void (*free)(dcp_storage *st);
     /* Bytes that may still be written below a directory, as far as is known now: other writers may be faster. NULL: unknown. */

@@ -197,6 +197,13 @@ typedef enum verdict {
     GIVE_WAY
 } verdict;
 
+/* A save that has just ended took its intent along. */
+static bool is_there(dcp_save_session *s, const char *name)
+{
+    dcp_stat st;
+    return dcp__session_stat(s, name, &st, NULL) != DCP_NOT_FOUND;
+}
+
 static dcp_status judge_open(claim *c, const char *name, dcp_file *f, verdict *out, dcp_error *err)
 {
     dcp__buf text;
@@ -216,7 +223,7 @@ static dcp_status judge_open(claim *c, const char *name, dcp_file *f, verdict *o
     status = read_intent(f, &text, err);
     if (status == DCP_OK && locked) {
         status = note_dead(c, name, &text, err);
-    } else if (status == DCP_OK) {
+    } else if (status == DCP_OK && is_there(c->session, name)) {
         *out = text.len || strcmp(name, c->session->intent_name) < 0 ? GIVE_WAY : WAIT;
     }
     dcp__buf_reset(&text);

@@ -311,18 +311,18 @@ dcp_status dcp__cv_fail_busy(dcp_error *err)
  * since the one that is written is closed before: only then is known that all went well. */
 static dcp_status open_temporary(making *m, dcp_error *err)
 {
-    const dcp_storage_ops *ops = m->storage->ops;
-    unsigned writeback = m->f->s->c->opts->no_sync ? 0 : DCP_OPEN_WRITEBACK;
-    bool locked = ops->lock == NULL;
-    dcp_status status = ops->open(m->storage, m->temporary, DCP_OPEN_WRITE | DCP_OPEN_CREATE, &m->f->held, err);
-    if (status != DCP_OK) {
-        return status;
+    const dcp__conversion *c = m->f->s->c;
+    dcp_status status = dcp__open_locked(m->storage, m->temporary, &m->f->held, err);
+    if (status == DCP_OK && !m->f->held) {
+        status = dcp__cv_fail_busy(err);
     }
-    status = ops->lock ? ops->lock(m->f->held, &locked, err) : DCP_OK;
-    status = status == DCP_OK && !locked ? dcp__cv_fail_busy(err) : status;
     m->f->is_written = status == DCP_OK;
+    status = in_file(m, status, err);
+    /* Looked at again: another conversion may have ended since the first time. */
+    status = status == DCP_OK ? dcp__cv_check_absent(c, m->f->name, err) : status;
     if (status == DCP_OK) {
-        status = ops->open(m->storage, m->temporary, DCP_OPEN_WRITE | DCP_OPEN_TRUNCATE | writeback, &m->file, err);
+        const unsigned flags = DCP_OPEN_WRITE | DCP_OPEN_TRUNCATE | (c->opts->no_sync ? 0 : DCP_OPEN_WRITEBACK);
+        status = in_file(m, m->storage->ops->open(m->storage, m->temporary, flags, &m->file, err), err);
     }
     if (status != DCP_OK) {
         dcp__cv_discard_file(m->f);
@@ -349,7 +349,7 @@ static dcp_status write_all(making *m, dcp_error *err)
 {
     dcp__conversion *c = m->f->s->c;
     double start = dcp__now(), written, checked;
-    dcp_status status = in_file(m, open_temporary(m, err), err);
+    dcp_status status = open_temporary(m, err);
     if (status != DCP_OK) {
         return status;
     }

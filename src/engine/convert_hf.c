@@ -9,6 +9,7 @@
 #include "engine/hf_names.h"
 #include "format/hf.h"
 #include "format/json_read.h"
+#include "storage/storage.h"
 
 #define SINGLE "model.safetensors"
 #define EXTENSION ".safetensors"
@@ -349,26 +350,13 @@ static void read_old_index(hf *h)
     dcp__free(h->ctx, path);
 }
 
-/* Two conversions may give their files different names, so files that are locked do not keep them apart. The lock's name goes
- * when it is given back: whoever has opened it before, and gets the lock then, has that of a file without a name. */
+/* Two conversions may give their files different names, so files that are locked do not keep them apart. */
 static dcp_status lock_place(hf *h, dcp_error *err)
 {
-    const dcp_storage_ops *ops = h->c->storage->ops;
     char *path = join(h, LOCK);
-    bool locked = true;
-    dcp_stat st;
-    dcp_status status = path ? ops->open(h->c->storage, path, DCP_OPEN_WRITE | DCP_OPEN_CREATE, &h->lock, err) : dcp__nomem(err);
-    if (status == DCP_OK && ops->lock) {
-        status = ops->lock(h->lock, &locked, err);
-        locked = status == DCP_OK && locked && ops->stat(h->c->storage, path, &st, NULL) == DCP_OK;
-    }
-    if (h->lock && !locked) {
-        ops->close(h->lock, NULL);
-        h->lock = NULL;
-        status = status == DCP_OK ? dcp__cv_fail_busy(err) : status;
-    }
+    dcp_status status = path ? dcp__open_locked(h->c->storage, path, &h->lock, err) : dcp__nomem(err);
     dcp__free(h->ctx, path);
-    return status;
+    return status == DCP_OK && !h->lock ? dcp__cv_fail_busy(err) : status;
 }
 
 static void unlock_place(hf *h)

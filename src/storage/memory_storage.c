@@ -346,7 +346,8 @@ static dcp_status memory_lock(dcp_file *file, bool *locked, dcp_error *err)
     memory_file *f = (memory_file *)file;
     memory_storage *ms = (memory_storage *)file->storage;
     pthread_mutex_lock(&ms->lock);
-    if (!f->blob->locked_by) {
+    const entry *named = find(ms, f->name);
+    if (!f->blob->locked_by && named && named->blob == f->blob) {
         f->blob->locked_by = f;
     }
     *locked = f->blob->locked_by == f;

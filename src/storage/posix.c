@@ -271,10 +271,28 @@ static dcp_status posix_close(dcp_file *file, dcp_error *err)
     return status;
 }
 
+/* Is the open file still the one that is found by its name? */
+static dcp_status has_its_name(const posix_file *f, bool *out, dcp_error *err)
+{
+    int root;
+    struct stat open_one, named;
+    dcp_status status = find_root((posix_storage *)f->base.storage, &root, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    bool is_there = fstatat(root, f->name, &named, 0) == 0;
+    if ((!is_there && errno != ENOENT) || fstat(f->fd, &open_one) != 0) {
+        return fail_errno(err, "stat", f->name);
+    }
+    *out = is_there && named.st_ino == open_one.st_ino && named.st_dev == open_one.st_dev;
+    return DCP_OK;
+}
+
 /* Locks of flock() belong to the open file, not to the process, so that two saves in one process exclude each other as well. */
 static dcp_status posix_lock(dcp_file *file, bool *locked, dcp_error *err)
 {
     posix_file *f = (posix_file *)file;
+    bool is_named = true;
     int r;
     do {
         r = flock(f->fd, LOCK_EX | LOCK_NB);
@@ -282,8 +300,14 @@ static dcp_status posix_lock(dcp_file *file, bool *locked, dcp_error *err)
     if (r != 0 && errno != EWOULDBLOCK) {
         return fail_unless_refused(err, "lock", f->name);
     }
-    *locked = r == 0;
-    return DCP_OK;
+    dcp_status status = r == 0 ? has_its_name(f, &is_named, err) : DCP_OK;
+    if (r == 0 && (status != DCP_OK || !is_named)) {
+        (void)flock(f->fd, LOCK_UN);
+    }
+    if (status == DCP_OK) {
+        *locked = r == 0 && is_named;
+    }
+    return status;
 }
 
 /* ---- names ---- */

@@ -85,3 +85,37 @@ dcp_status dcp__synced(dcp_status status, const dcp_error *fault, dcp_error *err
     }
     return status;
 }
+
+/* Another holder may rename or remove the file between the two steps: then the name is that of another file, or of none. */
+#define LOCK_TRIES 8
+
+static dcp_status try_lock(dcp_file *f, bool *locked, dcp_error *err)
+{
+    dcp_error fault = DCP_ERROR_INIT;
+    *locked = true;
+    if (!f->storage->ops->lock) {
+        return DCP_OK;
+    }
+    return dcp__synced(f->storage->ops->lock(f, locked, &fault), &fault, err);
+}
+
+dcp_status dcp__open_locked(dcp_storage *st, const char *name, dcp_file **out, dcp_error *err)
+{
+    bool locked = false;
+    dcp_status status = DCP_OK;
+    *out = NULL;
+    for (int i = 0; i < LOCK_TRIES && status == DCP_OK && !locked; i++) {
+        dcp_file *f;
+        status = st->ops->open(st, name, DCP_OPEN_WRITE | DCP_OPEN_CREATE, &f, err);
+        if (status != DCP_OK) {
+            break;
+        }
+        status = try_lock(f, &locked, err);
+        if (status == DCP_OK && locked) {
+            *out = f;
+        } else {
+            st->ops->close(f, NULL);
+        }
+    }
+    return status;
+}

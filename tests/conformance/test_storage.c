@@ -694,6 +694,34 @@ static void lock__excludes_a_second_holder_until_close(void **state)
     close_ok(second);
 }
 
+/* Whoever opens the name next has another file, or makes one: two would hold "the" lock. */
+static void lock__of_a_file_without_its_name_is_refused(void **state)
+{
+    dcp_storage *st = storage_of(state);
+    bool locked = true;
+    if (!st->ops->lock) {
+        skip();
+    }
+    put_file(st, "renamed", "x");
+    dcp_file *f = open_ok(st, "renamed", READ | WRITE);
+    assert_int_equal(st->ops->rename(st, "renamed", "other", NULL), DCP_OK);
+    assert_int_equal(st->ops->lock(f, &locked, NULL), DCP_OK);
+    assert_false(locked);
+    put_file(st, "renamed", "y");
+    locked = true;
+    assert_int_equal(st->ops->lock(f, &locked, NULL), DCP_OK);
+    assert_false(locked);
+    dcp_file *named = open_ok(st, "renamed", READ | WRITE), *again = open_ok(st, "other", READ | WRITE);
+    assert_int_equal(st->ops->lock(named, &locked, NULL), DCP_OK);
+    assert_true(locked);
+    assert_int_equal(st->ops->remove(st, "renamed", NULL), DCP_OK);
+    assert_int_equal(st->ops->lock(again, &locked, NULL), DCP_OK); /* the refused one holds nothing */
+    assert_true(locked);
+    close_ok(f);
+    close_ok(named);
+    close_ok(again);
+}
+
 static void lock__of_one_file_leaves_others_free(void **state)
 {
     dcp_storage *st = storage_of(state);
@@ -755,6 +783,7 @@ static const struct {
     CASE(make_dir__makes_parents_and_may_be_repeated),
     CASE(make_dir__where_a_file_is_fails),
     CASE(lock__excludes_a_second_holder_until_close),
+    CASE(lock__of_a_file_without_its_name_is_refused),
     CASE(lock__of_one_file_leaves_others_free),
 };
 

@@ -18,7 +18,7 @@ while read -r program cases; do
             { grep -q '#include "support/.*_suite.h"' tests/*/"test_$program.c" &&
                 grep -qE "^ *\\{\"$name\"," tests/support/*_suite.h; } || { echo "no such test: $program $name"; failed=1; }
     done
-done < <(grep -E '^\| [RTU][0-9]' docs/requirements.md | cut -d'|' -f4 | tr ';' '\n' |
+done < <(grep -E '^\| [BRTU][0-9]' docs/requirements.md | cut -d'|' -f4 | tr ';' '\n' |
     sed -E 's/\([^)]*\)//g; s/[`,]/ /g; s/^ +//; s/ +$//')
 echo "$checked test cases named"
 [ "$checked" -gt 0 ] && exit $failed

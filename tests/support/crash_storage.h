@@ -264,7 +264,7 @@ static inline dcp_status crash_lock(dcp_file *file, bool *locked, dcp_error *err
     crash_file *f = (crash_file *)file;
     pthread_mutex_lock(&cs->lock);
     f->inode->locked_by = f->inode->locked_by ? f->inode->locked_by : f;
-    *locked = f->inode->locked_by == f;
+    *locked = f->inode->locked_by == f; /* names are not looked at: one process at a time */
     pthread_mutex_unlock(&cs->lock);
     return DCP_OK;
 }
