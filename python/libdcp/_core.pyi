@@ -9,6 +9,8 @@ __version__: str
 
 _Path = str | bytes | os.PathLike[Any]
 _Progress = Callable[[int, int], Any]
+# A handle, or a function that tells it when all tensors have been described.
+_Stream = int | Callable[[], int | None]
 # ("t", dtype, shape, strides in elements or None, address, keepalive[, device]); ("s", dtype, global shape, [(offsets, shape, strides or
 # None, address[, device]), ...], keepalive), device: "cpu", "cuda:0", "npu:1"; ("b", object with the buffer protocol); ("d", DLPack capsule); ("m", mapping); ("l", list)
 _Descriptor = tuple[Any, ...]
@@ -111,7 +113,7 @@ def save(path: _Path, tree: Mapping[Any, Any], *, describe: _Describe, pickle: C
          per_rank: Sequence[str] = (), cache: PlanCache | None = None, rank_local: tuple[int, int] | None = None, threads: int = 0,
          memory_bytes: int = 0, on_failure: Literal["return", "warn"] | str = "return",
          progress: _Progress | Control | None = None,
-         tensor_types: tuple[type, ...] = (), align_payloads: bool = False, stream: int | None = None,
+         tensor_types: tuple[type, ...] = (), align_payloads: bool = False, stream: _Stream | None = None,
          copy_ahead_bytes: int = ..., helper: Helper | None = None) -> dict[str, Any]: ...
 def load(source: _Path | Checkpoint, tree: dict[Any, Any], *, describe: _Describe,
          load_object: Callable[[str, bytes], Any] | None = None,
@@ -122,11 +124,12 @@ def load(source: _Path | Checkpoint, tree: dict[Any, Any], *, describe: _Describ
          progress: _Progress | None = None, tensor_types: tuple[type, ...] = (), rank: int = -1,
          make_tensor: _MakeTensor | None = None,
          make_opaque: _MakeOpaque | None = None,
-         stream: int | None = None,
+         stream: _Stream | None = None,
          objects_for_tensors: bool = False,
          filling: Callable[[str, Any], Any] | None = None) -> tuple[dict[str, Any], list[tuple[tuple[Any, ...], str, Any]], list[Any]]: ...
 def open(path: _Path, *, rank: int = -1, check_crc: bool = False, allow_outside: bool = False,
          allow_shard_gaps: bool = False) -> Checkpoint: ...
+def open_device(name: str, /) -> None: ...
 def latest(path: _Path, /) -> str: ...
 def claim(path: _Path, *, overwrite: bool = False, world: int = 1, sync: bool = True, save_id: str | None = None,
           checkpoint_id: str | None = None, target_release: int = 0) -> Claim: ...
@@ -134,7 +137,7 @@ def write_items(path: _Path, prefix: str, items: Sequence[_Descriptor | Buffer],
                 sync: bool = True, transform: str | None = None, serialization: str = "torch_save", threads: int = 0,
                 memory_bytes: int = 0, align_payloads: bool = False,
                 progress: _Progress | Control | None = None, stream: int | None = None,
-                helper: Helper | None = None) -> list[tuple[str, int, int]]: ...
+                helper: Helper | None = None, copy_ahead_bytes: int = ...) -> list[tuple[str, int, int]]: ...
 def lower_priority() -> None: ...  # of the calling thread and those that it starts
 def copy_many(copies: Iterable[tuple[int, int, int]], threads: int = 2) -> int: ...  # (target address, source address, bytes)
 def convert(source: _Path, target: _Path, *, form: str = "dcp", include: Sequence[str] = (), exclude: Sequence[str] = (),

@@ -119,8 +119,6 @@ dcp_value *value_from_descriptor(core_keep *keep, PyObject *descriptor, bool is_
 int tensor_from_descriptor(core_keep *keep, PyObject *descriptor, bool is_target, dcp_tensor *out,
                            int64_t numbers[2 * DCP_MAX_NDIM]);
 char descriptor_kind(PyObject *descriptor);
-/* The handle of a device's stream, an int; None or NULL: the default one. */
-int stream_from(PyObject *number, void **out);
 /* n integers of a sequence. */
 int integers_from(PyObject *sequence, Py_ssize_t n, int64_t *out, const char *what);
 /* A tuple of n integers. */
@@ -157,11 +155,14 @@ typedef struct core_tree {
     size_t n_memo, memo_slots;
     struct tree_step *path;
     size_t path_len, path_cap;
+    PyObject *stream;    /* of the caller's devices, or a function that tells when all tensors have been described */
+    void *stream_handle; /* what came of it */
 } core_tree;
 
 /* Checks what callers give. pickle and tensor_types may be NULL. */
 int tree_begin(core_tree *t, PyObject *describe, PyObject *pickle, PyObject *tensor_types);
-/* Makes t->root; in a group a failure goes to *failed and the call instead, for the other ranks to learn of it. */
+/* Makes t->root and t->stream_handle; in a group a failure goes to *failed and the call instead, for the other ranks to learn of
+ * it. */
 int tree_make(core_tree *t, PyObject *root, bool in_group, core_call *c, dcp_error *failed);
 /* Makes t->root of a dict. Reset in every case. */
 int tree_from_python(core_tree *t, PyObject *root);
@@ -226,6 +227,16 @@ PyObject *save_report_to_python(const dcp_save_report *r);
 /* ---- py_copy.c ---- */
 
 PyObject *core_copy_many(PyObject *module, PyObject *args, PyObject *kwargs);
+
+/* ---- py_device.c ---- */
+
+/* "cpu", "cuda:0", "npu:1"; without a number the first. NULL: the host. */
+int device_from(PyObject *name, dcp_device *out);
+/* The handle of a device's stream, an int; None or NULL: the default one. */
+int stream_from(PyObject *number, void **out);
+/* The same, or what a function without arguments returns. */
+int stream_asked(PyObject *stream, void **out);
+PyObject *core_open_device(PyObject *module, PyObject *name);
 
 /* Dicts of reports: each sets dict[key] and returns -1 on failure. */
 int put(PyObject *dict, const char *key, PyObject *value); /* steals value, which may be NULL with an exception */

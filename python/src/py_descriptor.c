@@ -2,7 +2,6 @@
 #include "core.h"
 
 #include <limits.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- what is borrowed ---- */
@@ -249,42 +248,6 @@ char descriptor_kind(PyObject *descriptor)
         return 0;
     }
     return text[0];
-}
-
-/* "cpu", "cuda:0", "npu:1"; without a number the first. NULL: the host. */
-static int device_from(PyObject *name, dcp_device *out)
-{
-    static const struct {
-        const char *name;
-        dcp_device_type type;
-    } known[] = {{"cpu", DCP_DEVICE_CPU}, {"cuda", DCP_DEVICE_CUDA}, {"npu", DCP_DEVICE_NPU}};
-    *out = (dcp_device){DCP_DEVICE_CPU, 0};
-    if (!name || name == Py_None) {
-        return 0;
-    }
-    const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
-    for (size_t i = 0; text && i < sizeof known / sizeof known[0]; i++) {
-        size_t len = strlen(known[i].name);
-        char *end = NULL;
-        if (strncmp(text, known[i].name, len) != 0 || (text[len] && text[len] != ':')) {
-            continue;
-        }
-        long index = text[len] ? strtol(text + len + 1, &end, 10) : 0;
-        if (index >= 0 && index < 1024 && (!text[len] || (end != text + len + 1 && *end == 0))) {
-            *out = (dcp_device){known[i].type, known[i].type == DCP_DEVICE_CPU ? 0 : (int)index};
-            return 0;
-        }
-    }
-    if (!PyErr_Occurred()) {
-        PyErr_Format(PyExc_ValueError, "no device %R", name);
-    }
-    return -1;
-}
-
-int stream_from(PyObject *number, void **out)
-{
-    *out = number && number != Py_None ? PyLong_AsVoidPtr(number) : NULL;
-    return PyErr_Occurred() ? -1 : 0;
 }
 
 /* Item i of a tuple, which may be missing; borrowed. */

@@ -60,7 +60,7 @@ static int set_opts(load_args *a)
     o->objects_for_tensors = a->objects_for_tensors;
     o->prefix = a->prefix[0] ? a->prefix : NULL;
     if (strings_from(a->include, &a->included, &o->n_include) < 0 || strings_from(a->exclude, &a->excluded, &o->n_exclude) < 0 ||
-        strings_from(a->per_rank, &a->own, &o->n_per_rank) < 0 || stream_from(a->stream, &o->stream) < 0) {
+        strings_from(a->per_rank, &a->own, &o->n_per_rank) < 0) {
         return -1;
     }
     o->include = a->included;
@@ -431,6 +431,7 @@ static void set_hooks(load_call *l, const dcp_error *failed)
 {
     dcp_load_opts *o = &l->args->opts;
     o->user = l;
+    o->stream = l->tree->stream_handle;
     o->object = object_hook;
     o->progress = call_progress;
     o->target = target_hook;
@@ -475,6 +476,7 @@ static PyObject *load(load_args *a)
         return NULL;
     }
     tree.is_target = true;
+    tree.stream = a->stream;
     l.owner = a->path ? l.call.context : checkpoint_context(a->source);
     l.objects = PyDict_New();
     l.filled = PyList_New(0);

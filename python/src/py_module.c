@@ -61,12 +61,17 @@ static PyMethodDef functions[] = {
      "saves to it until publish() or abort(). ExistsError if a checkpoint or another save is there."},
     {"write_items", WITH_KEYWORDS(core_write_items),
      "write_items(path, prefix, items, *, files=1, file_per_item=False, sync=True, transform=None, serialization='torch_save',\n"
-     "threads=0, memory_bytes=0, align_payloads=False, progress=None, stream=None, helper=None)\n--\n\n"
+     "threads=0, memory_bytes=0, align_payloads=False, progress=None, stream=None, helper=None,\n"
+     "copy_ahead_bytes=...)\n--\n\n"
      "Writes tensor descriptors and finished records (bytes-like) to <prefix><n>.distcp, which must not be there yet. Returns\n"
      "(file, offset, length) of each. After a failure none of its files is left."},
     {"lower_priority", core_lower_priority, METH_NOARGS,
      "lower_priority()\n--\n\nThe calling thread, and those that it starts, run as batch work: lowest CPU priority, idle I/O "
      "class."},
+    {"open_device", core_open_device, METH_O,
+     "open_device(name)\n--\n\nLoads the vendor's library for a device (\"cuda:0\", \"npu\"), as a save or load of tensors on it "
+     "does, and raises "
+     "what that would raise: UnsupportedError where there is none."},
     {"copy_many", WITH_KEYWORDS(core_copy_many),
      "copy_many(copies, threads=2)\n--\n\nCopies host memory, given as (target address, source address, bytes). The caller keeps "
      "it alive."},

@@ -138,7 +138,7 @@ static int set_opts(save_args *a)
         }
     }
     if (set_enums(a) < 0 || set_cache(a) < 0 || strings_from(a->per_rank, &a->patterns, &o->n_per_rank) < 0 ||
-        stream_from(a->stream, &o->stream) < 0 || helper_use(a->helper, &o->helper) < 0) {
+        helper_use(a->helper, &o->helper) < 0) {
         return -1;
     }
     o->per_rank = a->patterns;
@@ -243,12 +243,14 @@ static PyObject *save(save_args *a)
         call_begin(&call, a->threads, a->memory_bytes, a->progress) < 0) {
         return NULL;
     }
+    tree.stream = a->stream;
     report.n_ranks = a->opts.comm ? (size_t)dcp_comm_size(a->opts.comm) : 1;
     report.ranks = PyMem_Calloc(report.n_ranks, sizeof *report.ranks);
     int made = report.ranks ? tree_make(&tree, a->tree, a->opts.comm != NULL, &call, &failed) : (PyErr_NoMemory(), -1);
     if (made == 0) {
         a->opts.progress = call_progress;
         a->opts.user = &call;
+        a->opts.stream = tree.stream_handle;
         a->opts.failures = call.failures;
         a->opts.failed = failed.code != DCP_OK ? &failed : NULL;
         status = call_run(&call, work, &(save_job){a, &call, &tree, &report}, a->opts.comm == NULL);

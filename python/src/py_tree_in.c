@@ -617,7 +617,7 @@ int tree_from_python(core_tree *t, PyObject *root)
 
 int tree_make(core_tree *t, PyObject *root, bool in_group, core_call *c, dcp_error *failed)
 {
-    if (tree_from_python(t, root) == 0) {
+    if (tree_from_python(t, root) == 0 && stream_asked(t->stream, &t->stream_handle) == 0) {
         return 0;
     }
     if (!in_group) {

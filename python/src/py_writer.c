@@ -192,19 +192,21 @@ static PyObject *write_all(shared_args *a, const char *prefix, PyObject *items)
 
 PyObject *core_write_items(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"path",           "prefix",    "items",         "files",   "file_per_item",
-                               "sync",           "transform", "serialization", "threads", "memory_bytes",
-                               "align_payloads", "progress",  "stream",        "helper",  NULL};
+    static char *keywords[] = {
+        "path",    "prefix",       "items",          "files",    "file_per_item", "sync",   "transform",        "serialization",
+        "threads", "memory_bytes", "align_payloads", "progress", "stream",        "helper", "copy_ahead_bytes", NULL};
     shared_args a = {.sync = 1, .serialization = "torch_save", .opts = DCP_SAVE_OPTS_INIT};
+    unsigned long long copy_ahead = DCP_COPY_AHEAD_BYTES;
     const char *prefix;
     PyObject *items, *stream = NULL, *helper = NULL, *result = NULL;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&sO|$ippzsiKpOOO:write_items", keywords, PyUnicode_FSConverter, &a.path,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&sO|$ippzsiKpOOOK:write_items", keywords, PyUnicode_FSConverter, &a.path,
                                      &prefix, &items, &a.opts.files, &a.file_per_item, &a.sync, &a.opts.transform,
                                      &a.serialization, &a.threads, &a.memory_bytes, &a.align_payloads, &a.progress, &stream,
-                                     &helper)) {
+                                     &helper, &copy_ahead)) {
         return NULL;
     }
+    a.opts.copy_ahead_bytes = copy_ahead;
     bool is_good = set_shared(&a) == 0 && stream_from(stream, &a.opts.stream) == 0 && helper_use(helper, &a.opts.helper) == 0;
     PyObject *tuple = is_good ? PySequence_Tuple(items) : NULL;
     result = tuple ? write_all(&a, prefix, tuple) : NULL;

@@ -28,6 +28,12 @@ class NotHere(Exception):
     """The row says nothing here; why."""
 
 
+def anonymous_bytes():
+    """Of this process's memory in RAM."""
+    with open("/proc/self/status", encoding="ascii") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon:"))
+
+
 class Check:
     def __init__(self, kind, mib, root):
         self.kind, self.root = kind, pathlib.Path(root)
@@ -93,6 +99,21 @@ class Check:
         for name in ("none", "some"):
             if not filecmp.cmp(self.root / "host" / "__0_0.distcp", self.root / name / "__0_0.distcp", shallow=False):
                 raise AssertionError(f"{name} differs")
+
+    def row_R1_26_memory(self):
+        """R1.26: the host has little of a state on the device while it is saved"""
+        self.need_device()
+        state = {f"w{i}": torch.ones(self.n // 8, device=self.device) for i in range(8)}
+        dcp.save(state, checkpoint_id=self.root / "warm", no_dist=True)
+        before, peak = anonymous_bytes(), [0]
+
+        def note(written, total):
+            peak[0] = max(peak[0], anonymous_bytes() - before)
+
+        dcp.save(state, checkpoint_id=self.root / "measured", no_dist=True, progress=note)
+        if peak[0] > self.n * 4 // 2:
+            raise AssertionError(f"{peak[0]} bytes of {self.n * 4}")
+        return f"{peak[0] >> 20} of {self.n >> 18} MiB"
 
     def row_R11_7(self):
         """R11.7: saved from the device, loaded to it and to the host, by libdcp and by PyTorch"""

@@ -93,4 +93,7 @@ class DefaultStager(Reused, _original.DefaultStager):
             stream.synchronize()
         elif is_non_blocking:
             torch.accelerator.synchronize()
+        elif self.is_partial and torch.accelerator.is_available():
+            # What stays on the device is read by another thread, which knows nothing of the caller's stream.
+            torch.accelerator.current_stream().synchronize()
         return staged

@@ -1,4 +1,4 @@
-"""Tensors as the C library takes them: dtype, shape, strides and a pointer to host memory.
+"""Tensors as the C library takes them: dtype, shape, strides, and an address in host memory or in that of a device.
 
 PyTorch decides what a rank holds of a sharded tensor: offsets and local parts come from its own chunk lists, for DTensor,
 ShardedTensor, and whatever else implements its protocols.
@@ -15,6 +15,8 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner_helpers import _create_chunk_list, _iterate_state_dict
 from torch.distributed.checkpoint.utils import find_tensor_shard
 from torch.distributed.tensor import DTensor
+
+from . import _devices
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
@@ -42,14 +44,23 @@ def dtype_of(name):
     return getattr(torch, name)
 
 
-def for_saving(obj):
-    """The descriptor of a node of the state that is saved; None for what only pickling can store."""
-    kind = type(obj)
-    if (kind is Tensor or kind is Parameter) and not _is_placed(obj):
-        return whole(obj, on_host(obj)) if is_storable(obj) else None
-    if isinstance(obj, Tensor):
-        return _described(obj, on_host)
-    return container(obj)
+class Sources:
+    """Describes the state that is saved: tensors as they lie, or copies on the host of those that the library cannot read so."""
+
+    def __init__(self):
+        self.devices = _devices.Devices()
+
+    def describe(self, obj):
+        """The descriptor of a node of the state; None for what only pickling can store."""
+        kind = type(obj)
+        if (kind is Tensor or kind is Parameter) and not _is_placed(obj):
+            return whole(obj, self.readable(obj)) if is_storable(obj) else None
+        if isinstance(obj, Tensor):
+            return _described(obj, self.readable)
+        return container(obj)
+
+    def readable(self, tensor):
+        return tensor if self.devices.take(tensor) else on_host(tensor)
 
 
 def container(obj):
@@ -60,12 +71,12 @@ def container(obj):
     return None
 
 
-def _described(obj, host):
-    """Of a tensor that is not of the plain class."""
+def _described(obj, memory):
+    """Of a tensor that is not of the plain class; memory(tensor) is what the library reads or fills for it."""
     parts = held_parts(obj)
     if parts is None:
-        return whole(obj, host(obj)) if is_storable(obj) else None
-    return sharded(global_shape(obj), parts, [host(part) for _, part in parts], obj)
+        return whole(obj, memory(obj)) if is_storable(obj) else None
+    return sharded(global_shape(obj), parts, [memory(part) for _, part in parts], obj)
 
 
 def located(memory):
@@ -97,10 +108,10 @@ def _bytes_there(tensor):
 
 
 def whole(obj, memory):
-    """The descriptor of an unsharded tensor whose elements are in `memory`, a strided tensor on the host."""
+    """The descriptor of an unsharded tensor whose elements are in `memory`, a strided tensor."""
     strides = None if memory.is_contiguous() else memory.stride()
     address, nbytes, storage = located(memory)
-    return ("t", dtype_name(memory.dtype), memory.shape, strides, address, (obj, storage), None, nbytes)
+    return ("t", dtype_name(memory.dtype), memory.shape, strides, address, (obj, storage), _devices.name_of(memory), nbytes)
 
 
 def sharded(shape, parts, memories, obj):
@@ -109,7 +120,7 @@ def sharded(shape, parts, memories, obj):
     for (offsets, _), memory in zip(parts, memories):
         address, nbytes, storage = located(memory)
         strides = None if memory.is_contiguous() else memory.stride()
-        chunks.append((offsets, tuple(memory.shape), strides, address, None, nbytes))
+        chunks.append((offsets, tuple(memory.shape), strides, address, _devices.name_of(memory), nbytes))
         storages.append(storage)
     return ("s", dtype_name(memories[0].dtype if memories else _dtype_without_parts(obj)), tuple(shape), chunks, (obj, storages))
 
@@ -137,7 +148,7 @@ def _is_wrapper(tensor):
 
 def on_host(tensor):
     """The tensor itself if its memory can be read as it is, or cannot be read at all, else a copy on the host."""
-    if tensor.is_cpu and not tensor.is_conj() and not tensor.is_neg():
+    if _is_plain_on_host(tensor):
         return tensor
     if tensor.is_meta:
         raise ValueError("a tensor on the meta device has no data to save")
@@ -242,10 +253,14 @@ def from_memory(dtype, shape, memory):
     return tensor
 
 
-def readable_into(target, dtype):
+def readable_into(target, dtype, devices):
     """The target if elements of that dtype can be read straight into its memory, else temporary memory on the host."""
-    is_direct = target.is_cpu and target.dtype is dtype and not target.is_conj() and not target.is_neg() and is_storable(target)
+    is_direct = target.dtype is dtype and is_storable(target) and (_is_plain_on_host(target) or devices.take(target))
     return target if is_direct else torch.empty(target.shape, dtype=dtype)
+
+
+def _is_plain_on_host(tensor):
+    return tensor.is_cpu and not tensor.is_conj() and not tensor.is_neg()
 
 
 def check_fillable(fqn, target, dtype):
@@ -322,10 +337,11 @@ def tensors_in(tree):
 
 
 class Targets:
-    """Describes the state that a load fills. Elements go straight into the targets' memory; where that cannot be (another device,
-    another dtype), into temporary memory that `finish` copies from."""
+    """Describes the state that a load fills. Elements go straight into the targets' memory; where that cannot be (another dtype, a
+    device that the library does not reach), into temporary memory that `finish` copies from."""
 
     def __init__(self):
+        self.devices = _devices.Devices()
         self._temporaries = {}  # id of a node -> [(target, temporary), ...]
 
     def describe(self, obj):
@@ -369,7 +385,7 @@ class Targets:
         torch.autograd.graph.increment_version([tensor for tensor in directly if not tensor.is_inference()])
 
     def _memory(self, node, tensor):
-        if tensor.is_cpu and not tensor.is_conj() and not tensor.is_neg():
+        if _is_plain_on_host(tensor) or self.devices.take(tensor):
             return tensor
         return self._temporary(node, tensor, tensor.dtype)
 

@@ -43,8 +43,9 @@ def can_load(reader, planner):
 
 def save(state_dict, writer, planner, channel, coordinator, use_collectives, options):
     together = channel if use_collectives else _group.Single()
+    sources = _describe.Sources()
     state_dict, describe = _prepared(
-        state_dict, _describe.for_saving, lambda: _prepare_save(writer, channel, coordinator, use_collectives)
+        state_dict, sources.describe, lambda: _prepare_save(writer, channel, coordinator, use_collectives)
     )
     try:
         report = _core.save(
@@ -66,6 +67,8 @@ def save(state_dict, writer, planner, channel, coordinator, use_collectives, opt
             checkpoint_id=os.fspath(writer.path),
             dedup_to_lowest=planner.dedup_save_to_lowest_rank,
             cache=_plan_cache(planner, together),
+            stream=sources.devices.stream,
+            copy_ahead_bytes=writer.copy_ahead_bytes(),
             rank_local=None if use_collectives else (channel.rank, channel.size),
             **options,
         )
@@ -117,6 +120,7 @@ def load(state_dict, reader, planner, channel, coordinator, is_saved_alone, opti
         difference=differences,
         objects_for_tensors=True,
         make_tensor=_describe.from_memory,
+        stream=targets.devices.stream,
         **options,
     )
     if is_saved_alone:

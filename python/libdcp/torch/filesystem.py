@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from .. import _core
-from . import _describe, _metadata, _streams
+from . import _describe, _devices, _metadata, _streams
 from ._mirror import attributes
 from ._streams import metadata_path
 from .staging import BlockingAsyncStager
@@ -129,6 +129,10 @@ class FileSystemWriter(_original.FileSystemWriter, BlockingAsyncStager):
         chosen = getattr(self, "serialization_format", None)
         return "torch_save" if chosen is None else chosen.value
 
+    def copy_ahead_bytes(self):
+        """How much of a device's tensors each writing thread copies to the host before it is wanted."""
+        return max(self.per_thread_copy_ahead, 0)
+
     def transform_name(self):
         """The C library's name of the stream transform; None if there is none. Raises LookupError for those that only Python has."""
         extensions = list(self.transforms.extensions)
@@ -173,16 +177,20 @@ class FileSystemWriter(_original.FileSystemWriter, BlockingAsyncStager):
 
     def _write_records(self, plan, planner):
         data = [planner.resolve_data(item) for item in plan.items]
+        sources = _describe.Sources()
+        records = [_record(item, value, sources) for item, value in zip(plan.items, data)]
         places = _core.write_items(
             self.path,
             plan.storage_data.prefix,
-            [_record(item, value) for item, value in zip(plan.items, data)],
+            records,
             files=self.thread_count,
             threads=self.thread_count,
             file_per_item=not self.single_file_per_rank,
             sync=self.sync_files,
             transform=self.transform_name(),
             serialization=self.serialization_name(),
+            stream=sources.devices.stream(),
+            copy_ahead_bytes=self.copy_ahead_bytes(),
             progress=self._background and self._background.control,
             helper=self._background and self._background.helper,
         )
@@ -207,7 +215,7 @@ def _with_prefix(plan, prefix):
     return dataclasses.replace(plan, storage_data=_original._StoragePrefix(prefix))
 
 
-def _record(item, value):
+def _record(item, value, sources):
     """What the C library is given for one write item."""
     if item.type == WriteItemType.BYTE_IO:
         if not hasattr(value, "getbuffer"):
@@ -221,7 +229,7 @@ def _record(item, value):
             f"{item.index.fqn}: a tensor of class {type(value).__name__} and layout {value.layout} has no elements to write"
         )
     _describe.check_memory(item.index.fqn, value)
-    return _describe.whole(value, _describe.on_host(value))
+    return _describe.whole(value, sources.readable(value))
 
 
 class FileSystemReader(_original.FileSystemReader):
@@ -288,10 +296,14 @@ class FileSystemReader(_original.FileSystemReader):
         starts = index.offset if index.offset is not None else (0,) * len(item.lengths)
         offsets = tuple(start + inner for start, inner in zip(starts, item.storage_offsets))
         _, dtype, *_ = self._checkpoint.item(index.fqn)
-        memory = _describe.readable_into(target, _describe.dtype_of(dtype))
-        self._checkpoint.read(index.fqn, offsets, tuple(item.lengths), _describe.whole(memory, memory))
+        devices = _devices.Devices()
+        memory = _describe.readable_into(target, _describe.dtype_of(dtype), devices)
+        request = (index.fqn, offsets, tuple(item.lengths), _describe.whole(memory, memory))
+        self._checkpoint.read_many([request], stream=devices.stream())
         if memory is not target:
             target.copy_(memory)
+        elif not target.is_inference():
+            torch.autograd.graph.increment_version([target])  # written to behind autograd's back
 
 
 def _write_item(*arguments, **named):

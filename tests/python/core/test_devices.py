@@ -70,6 +70,31 @@ class Devices(unittest.TestCase):
                     ck.read("w", None, None, ("b", host))
                 self.assertEqual(list(host), list(range(N)))
 
+    def test_the_stream_is_asked_for_when_all_is_described(self):
+        device = self.devices[0]
+        said = {"w": ("t", "float32", (N,), None, device.floats(range(N)), None, device.name)}
+        order = []
+
+        def describe(function):
+            order.append("tensor")
+            return said[function.__self__]
+
+        def stream():
+            order.append("stream")
+            return 0
+
+        _core.save(self.dir, {"w": "w".encode}, describe=describe, sync=False, stream=stream)
+        _core.load(self.dir, {"w": "w".encode}, describe=describe, stream=stream)
+        self.assertEqual(order, ["tensor", "stream"] * 2)
+        with self.assertRaises(ZeroDivisionError):
+            _core.save(self.dir, {"w": "w".encode}, describe=describe, overwrite=True, stream=lambda: 1 // 0)
+
+    def test_opening_a_device(self):
+        for name in ("cuda", "npu:1", "cpu"):
+            self.assertIsNone(_core.open_device(name))
+        with self.assertRaises(ValueError):
+            _core.open_device("tpu")
+
     def test_unknown_devices(self):
         for name in ("tpu:0", "cuda:", "cuda:x", "cuda:-1", "cudas", 3, "npu:9999"):
             with self.subTest(name), self.assertRaises(ValueError):

@@ -3,7 +3,7 @@
 # of BUILD_DIR/venv, or python3.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd) build=$(cd "$1" && pwd)
-export DCP_FAKE_ACL=$build/tests/devices/acl/libascendcl.so
+export DCP_FAKE_ACL=$build/tests/devices/acl/libascendcl.so DCP_FAKE_CUDA=$build/tests/devices/cuda/libcuda.so.1
 shift
 python=${DCP_PYTHON:-$build/venv/bin/python}
 [ -x "$python" ] || python=$(command -v python3) || { echo "skipped: no python3"; exit 77; }

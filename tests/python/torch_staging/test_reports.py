@@ -132,7 +132,7 @@ class DeviceCheck(TestCase):
         done = subprocess.run([sys.executable, script, "cpu", "1"], capture_output=True, text=True, timeout=300)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         results = [line.split(" | ")[1] for line in done.stdout.splitlines()]
-        self.assertEqual(results.count("only with a device"), 4)
+        self.assertEqual(results.count("only with a device"), 5)
         self.assertEqual(results.count("well") + results.count("only since PyTorch 2.9"), 5)
         for kind in ("cuda", "npu"):
             if not torch.cuda.is_available():

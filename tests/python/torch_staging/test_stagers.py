@@ -130,6 +130,11 @@ class Streams(TestCase):
             stager = new_stager((False, False, True, True))
             self.assertEqual(stager.stage({"w": torch.ones(2)}).result()["w"].tolist(), [1.0, 1.0])
             stager.close()
+            with self.subTest("beyond the cap"):
+                seen, calls[:] = list(calls), []
+                new_stager((False, False, False, False), cap_bytes=1).stage({"w": torch.ones(2)})
+                self.assertEqual(calls, [("caller's", "synchronize", None)])
+                calls[:] = seen
         here = threading.current_thread()
         self.assertEqual(calls, [("caller's", "record", here), ("own", "wait", "event"), ("own", "enter", None),
                                  ("own", "exit", None), ("own", "synchronize", None)])  # fmt: skip
