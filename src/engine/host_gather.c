@@ -112,7 +112,7 @@ static size_t head_bytes(int ndim, size_t n_chunks)
 static dcp_status bytes_of(dcp_dtype dtype, int ndim, const int64_t *sizes, size_t *out, dcp_error *err)
 {
     int64_t elems;
-    size_t bytes;
+    size_t bytes = 0;
     if (!dcp__elems(ndim, sizes, &elems) || !dcp__mul_size((size_t)elems, dcp_dtype_bytes(dtype), &bytes) ||
         bytes > SIZE_MAX / 4) {
         return dcp__fail(err, DCP_LIMIT, "a chunk of %s has too many elements", dcp__print_shape(ndim, sizes).text);
@@ -123,7 +123,7 @@ static dcp_status bytes_of(dcp_dtype dtype, int ndim, const int64_t *sizes, size
 
 static dcp_status message_bytes(const dcp_value *v, int ndim, size_t *out, dcp_error *err)
 {
-    size_t n = dcp_value_count(v), bytes, sum = head_bytes(ndim, n);
+    size_t n = dcp_value_count(v), bytes = 0, sum = head_bytes(ndim, n);
     for (size_t i = 0; i < n; i++) {
         dcp_tensor chunk;
         dcp_box box;
@@ -146,7 +146,7 @@ static dcp_status message_bytes(const dcp_value *v, int ndim, size_t *out, dcp_e
 /* Fills in the head, and notes the copies of the elements. */
 static dcp_status write_message(const dcp_value *v, int ndim, char *message, dcp__tensor_pairs *pairs, dcp_error *err)
 {
-    size_t n = dcp_value_count(v), bytes;
+    size_t n = dcp_value_count(v), bytes = 0;
     char *at = message + NUMBER_BYTES, *elements = message + head_bytes(ndim, n);
     dcp__store64(message, n);
     dcp_status status = DCP_OK;
@@ -215,7 +215,7 @@ static void pieces_reset(pieces *p)
 
 static dcp_status make_room(pieces *p, const dcp__parts *parts, dcp_error *err)
 {
-    size_t most = 0, bytes;
+    size_t most = 0, bytes = 0;
     for (int r = 0; r < parts->n; r++) {
         const uint8_t *message = dcp__part(parts, r, &bytes);
         most += bytes ? (size_t)dcp__load64(message) : 0;
@@ -239,7 +239,7 @@ static bool is_known(const pieces *p, const int64_t *offsets, const int64_t *siz
 /* What several ranks hold counts once. */
 static dcp_status take_pieces(pieces *p, const uint8_t *message, dcp_error *err)
 {
-    size_t n = (size_t)dcp__load64(message), bytes;
+    size_t n = (size_t)dcp__load64(message), bytes = 0;
     const uint8_t *at = message + NUMBER_BYTES, *elements = message + head_bytes(p->ndim, n);
     for (size_t i = 0; i < n; i++) {
         int64_t *offsets = p->numbers + p->n * 2 * (size_t)p->ndim, *sizes = offsets + p->ndim;
@@ -310,7 +310,7 @@ static dcp_status put_together(const gathering *g, const dcp__parts *parts, whol
 {
     const int64_t *extents = NULL;
     pieces p = {.ctx = g->ctx, .dtype = dcp_value_dtype(w->sharded)};
-    size_t bytes;
+    size_t bytes = 0;
     dcp_sharded_shape(w->sharded, &p.ndim, &extents);
     dcp_status status = make_room(&p, parts, err);
     for (int r = 0; r < parts->n && status == DCP_OK; r++) {

@@ -49,11 +49,14 @@ void dcp__names_reset(dcp_context *ctx, dcp__names *list)
 static dcp_status full_name(const dcp_save_session *s, const char *relative, char fixed[512], char **out, dcp_error *err)
 {
     size_t dir_len = strlen(s->dir), len = strlen(relative), bytes = dir_len + len + 2;
+    size_t separator = dir_len && len ? 1 : 0;
     char *name = bytes <= 512 ? fixed : dcp__alloc(s->ctx, bytes);
     if (!name) {
         return dcp__nomem(err);
     }
-    snprintf(name, bytes, "%s%s%s", s->dir, dir_len && len ? "/" : "", relative);
+    memcpy(name, s->dir, dir_len);
+    memcpy(name + dir_len, "/", separator);
+    memcpy(name + dir_len + separator, relative, len + 1);
     *out = name;
     return DCP_OK;
 }
@@ -67,7 +70,7 @@ static void drop_name(const dcp_save_session *s, const char *fixed, char *name)
 
 dcp_status dcp__session_open(dcp_save_session *s, const char *relative, unsigned flags, dcp_file **out, dcp_error *err)
 {
-    char fixed[512], *name;
+    char fixed[512], *name = NULL;
     dcp_status status = full_name(s, relative, fixed, &name, err);
     if (status == DCP_OK) {
         status = s->storage->ops->open(s->storage, name, flags | DCP_OPEN_BENEATH, out, err);
@@ -78,7 +81,7 @@ dcp_status dcp__session_open(dcp_save_session *s, const char *relative, unsigned
 
 dcp_status dcp__session_remove(dcp_save_session *s, const char *relative, dcp_error *err)
 {
-    char fixed[512], *name;
+    char fixed[512], *name = NULL;
     dcp_status status = full_name(s, relative, fixed, &name, err);
     if (status == DCP_OK) {
         status = s->storage->ops->remove(s->storage, name, err);
@@ -89,7 +92,7 @@ dcp_status dcp__session_remove(dcp_save_session *s, const char *relative, dcp_er
 
 dcp_status dcp__session_stat(dcp_save_session *s, const char *relative, dcp_stat *out, dcp_error *err)
 {
-    char fixed[512], *name;
+    char fixed[512], *name = NULL;
     dcp_status status = full_name(s, relative, fixed, &name, err);
     if (status == DCP_OK) {
         status = s->storage->ops->stat(s->storage, name, out, err);
@@ -100,7 +103,7 @@ dcp_status dcp__session_stat(dcp_save_session *s, const char *relative, dcp_stat
 
 dcp_status dcp__session_rename(dcp_save_session *s, const char *from, const char *to, dcp_error *err)
 {
-    char fixed_from[512], fixed_to[512], *full_from, *full_to;
+    char fixed_from[512], fixed_to[512], *full_from = NULL, *full_to = NULL;
     dcp_status status = full_name(s, from, fixed_from, &full_from, err);
     if (status != DCP_OK) {
         return status;

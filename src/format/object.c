@@ -54,7 +54,7 @@ static dcp_status charge(dcp__builder *b, uint64_t bytes, dcp_error *err)
 static dcp_status append_all(dcp__builder *b, dcp_value *seq, const dcp__pv *items, size_t n, unsigned depth, dcp_error *err)
 {
     for (size_t i = 0; i < n; i++) {
-        dcp_value *element;
+        dcp_value *element = NULL;
         dcp_status st = dcp__build(b, items[i], depth + 1, &element, err);
         if (st) {
             return st;

@@ -218,7 +218,7 @@ static dcp_status read_object(dcp__archive *a, const dcp__source *src, dcp_error
 
 dcp_status dcp__archive_open(dcp_context *ctx, const dcp__source *src, dcp__archive *out, dcp_error *err)
 {
-    uint8_t first[16];
+    uint8_t first[16] = {0};
     size_t n = src->size < sizeof first ? (size_t)src->size : sizeof first;
     dcp__archive a = {.ctx = ctx, .zip.ctx = ctx, .zip.by_name.ctx = ctx, .object.ctx = ctx};
     dcp_status st = dcp__source_read(src, 0, first, n, err);
@@ -399,7 +399,7 @@ static dcp_status check_density(const dcp__payload *p, dcp_error *err)
 
 static dcp_status any_payload(dcp_context *ctx, const dcp__source *src, dcp__payload *out, dcp_error *err)
 {
-    uint8_t first[16];
+    uint8_t first[16] = {0};
     size_t n = src->size < sizeof first ? (size_t)src->size : sizeof first;
     dcp_status st = dcp__source_read(src, 0, first, n, err);
     if (st) {
