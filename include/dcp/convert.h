@@ -91,9 +91,10 @@ typedef struct dcp_hf_save_report {
 /* Saves the tensors of a state as Hugging Face shards: each rank its own chunks, in a file shard-<rank + 1>-model-.. of its own
  * (more of them if it has several chunks of one tensor), with their offsets as PyTorch's HuggingFaceStorageReader wants them and
  * with the global shapes. What several ranks hold is written by one. dcp_convert makes whole tensors of the directory. With
- * opts->comm collective. Replacing an older save is not atomic: the form has no mark of being complete. opts and report may be
- * NULL. Errors: EXISTS, ARG (chunks that overlap or leave gaps), UNSUPPORTED (an object, a dtype, memory of a device), LIMIT, IO,
- * NOSPACE, NOMEM; with opts->comm all of these as PEER. */
+ * opts->comm collective. When it replaces an older save, dcp_checkpoint_open finds that one or the new one, whole, at any time;
+ * the new files then have other names (shard-00001-model.1-..) where the usual ones are taken. opts and report may be NULL.
+ * Errors: EXISTS (also: another save or conversion to the place is running), ARG (chunks that overlap or leave gaps), UNSUPPORTED
+ * (an object, a dtype, memory of a device), LIMIT, IO, NOSPACE, NOMEM; with opts->comm all of these as PEER. */
 DCP_API dcp_status dcp_hf_save(dcp_context *ctx, const char *path, dcp_value *state, const dcp_hf_save_opts *opts,
                                dcp_hf_save_report *report, dcp_error *err);
 
@@ -159,12 +160,13 @@ typedef struct dcp_convert_part {
 typedef struct dcp_convert_opts {
     size_t struct_size;
     dcp_convert_form to;
-    dcp_open_opts open;         /* of the source */
-    dcp_storage *storage;       /* where `to` is a name; NULL: the local file system. Borrowed. */
-    bool overwrite;             /* replace what is there; otherwise EXISTS */
-    bool resume;                /* HF: keep finished files of an earlier try that hold what they should, and go on */
-    bool no_sync;               /* do not make anything durable before publishing it */
-    bool no_check;              /* do not read the result back before publishing it */
+    dcp_open_opts open;   /* of the source */
+    dcp_storage *storage; /* where `to` is a name; NULL: the local file system. Borrowed. */
+    bool overwrite;       /* replace what is there; otherwise EXISTS. HF: new files have other names (model.1-00001-of-..) where
+                             the old model has the usual ones, so that one or the other is whole at any time. */
+    bool resume;          /* HF: keep finished files of an earlier try that hold what they should, and go on */
+    bool no_sync;         /* do not make anything durable before publishing it */
+    bool no_check;        /* do not read the result back before publishing it */
     const char *const *include; /* n_include 0: all. A pattern without a match is NOT_FOUND. */
     size_t n_include;
     const char *const *exclude;

@@ -506,23 +506,16 @@ dcp_status dcp__cv_check_space(const dcp__conversion *c, const char *dir, uint64
 
 dcp_status dcp__cv_put_file(const dcp__conversion *c, const char *name, const void *bytes, size_t n, dcp_error *err)
 {
-    const dcp_storage_ops *ops = c->storage->ops;
-    const unsigned flags = DCP_OPEN_WRITE | DCP_OPEN_CREATE | DCP_OPEN_TRUNCATE;
     char *temporary;
-    dcp_file *file;
     dcp_status status = temporary_name(c->ctx, name, &temporary, err);
     if (status != DCP_OK) {
         return status;
     }
-    status = ops->open(c->storage, temporary, flags, &file, err);
+    status = dcp__write_file(c->storage, temporary, bytes, n, !c->opts->no_sync, err);
     if (status == DCP_OK) {
-        status = n ? ops->write_at(file, bytes, n, 0, err) : DCP_OK;
-        status = status == DCP_OK ? sync_file(c, file, err) : status;
-        dcp_status closed = ops->close(file, status == DCP_OK ? err : NULL);
-        status = status == DCP_OK ? closed : status;
-        status = status == DCP_OK ? rename_temporary(c, temporary, name, err) : status;
+        status = rename_temporary(c, temporary, name, err);
         if (status != DCP_OK) {
-            ops->remove(c->storage, temporary, NULL);
+            c->storage->ops->remove(c->storage, temporary, NULL);
         }
     }
     dcp__free(c->ctx, temporary);

@@ -72,6 +72,9 @@ dcp_status dcp__checkpoint_open(dcp_context *ctx, const char *path, const dcp_op
 dcp_status dcp__read_metadata_file(dcp_checkpoint *ck, const char *name, const dcp_str *only, dcp__metadata **out,
                                    dcp_error *err);
 dcp_status dcp__load_rank_local(dcp_checkpoint *ck, const int *ranks, size_t n, int only_rank, dcp_error *err);
+/* Of a directory with DCP__HF_MARK: puts the files of the model first; *n says how many they are. Errors: NOT_FOUND (the mark or
+ * the index is gone), FORMAT. */
+dcp_status dcp__select_tensor_files(dcp_checkpoint *ck, char **names, size_t *n, bool has_index, dcp_error *err);
 dcp_status dcp__load_safetensors(dcp_checkpoint *ck, const char **names, size_t n, bool has_index, dcp_error *err);
 dcp_status dcp__load_torch(dcp_checkpoint *ck, const char *name, dcp_error *err);
 

@@ -3,9 +3,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "dcp/convert.h"
+#include "engine/convert.h"
 #include "engine/group_plan.h"
-#include "engine/hf_names.h"
+#include "engine/hf_dir.h"
 #include "engine/session.h"
 #include "engine/write_records.h"
 #include "format/safetensors_writer.h"
@@ -13,7 +13,6 @@
 #include "storage/storage.h"
 
 #define BLOCK_BYTES ((size_t)4 << 20)
-#define TEMPORARY ".libdcp-part"
 #define NAME_BYTES 96
 
 typedef struct hf_save {
@@ -21,31 +20,44 @@ typedef struct hf_save {
     const dcp_hf_save_opts *opts;
     dcp_storage *storage;
     bool owns_storage;
-    const char *dir; /* in the storage, "" its root */
+    dcp__hf_dir dir; /* entered by rank 0 alone */
     dcp__step step;
     int rank, world;
     dcp_save_plan *plan;
     dcp__group_plan group;
-    uint32_t *file_of; /* [item]: chunks of one name go to files of their own, since a file has each name once */
-    uint64_t n_files;  /* of this rank: 1 or more */
-    uint64_t parts;    /* that every rank's names tell of */
-    size_t n_written;  /* temporary files that are there */
+    uint32_t *file_of;   /* [item]: chunks of one name go to files of their own, since a file has each name once */
+    uint64_t n_files;    /* of this rank: 1 or more */
+    uint64_t parts;      /* that every rank's names tell of */
+    uint64_t generation; /* of names */
+    dcp__names files;    /* rank 0: those of all ranks, within the directory */
+    size_t n_written;    /* temporary files that are there */
     dcp_hf_save_report report;
 } hf_save;
 
 /* ---- names ---- */
 
+/* Within the directory. */
+static char *shard_name(const hf_save *h, int rank, uint64_t file)
+{
+    char name[NAME_BYTES];
+    snprintf(name, sizeof name, "shard-%05d-model-%05llu-of-%05llu" DCP__HF_EXTENSION, rank + 1, (unsigned long long)file + 1,
+             (unsigned long long)h->parts);
+    return dcp__hf_name(h->ctx, name, h->generation);
+}
+
+/* Of a file of this rank, in the storage. */
 static char *file_name(const hf_save *h, uint64_t file, const char *end, dcp_error *err)
 {
-    size_t room = strlen(h->dir) + NAME_BYTES;
-    char *name = dcp__alloc(h->ctx, room);
-    if (!name) {
+    char *name = shard_name(h, h->rank, file);
+    size_t room = strlen(h->dir.path) + NAME_BYTES;
+    char *path = name ? dcp__alloc(h->ctx, room) : NULL;
+    if (path) {
+        snprintf(path, room, "%s%s%s%s", h->dir.path, *h->dir.path ? "/" : "", name, end);
+    } else {
         dcp__nomem(err);
-        return NULL;
     }
-    snprintf(name, room, "%s%sshard-%05d-model-%05llu-of-%05llu.safetensors%s", h->dir, *h->dir ? "/" : "", h->rank + 1,
-             (unsigned long long)file + 1, (unsigned long long)h->parts, end);
-    return name;
+    dcp__free(h->ctx, name);
+    return path;
 }
 
 /* ---- what is to be written ---- */
@@ -187,7 +199,7 @@ static dcp_status write_file(hf_save *h, uint64_t file, dcp_error *err)
 {
     shard s = {0};
     dcp_file *f;
-    char *name = file_name(h, file, TEMPORARY, err);
+    char *name = file_name(h, file, DCP__CV_TEMPORARY, err);
     dcp_status status = name ? lay_out(h, file, &s, err) : DCP_NOMEM;
     if (status == DCP_OK) {
         unsigned flags = DCP_OPEN_WRITE | DCP_OPEN_CREATE | DCP_OPEN_TRUNCATE | (h->opts->no_sync ? 0 : DCP_OPEN_WRITEBACK);
@@ -211,7 +223,7 @@ static dcp_status write_file(hf_save *h, uint64_t file, dcp_error *err)
 static void discard_files(hf_save *h)
 {
     for (uint64_t i = 0; i < h->n_written; i++) {
-        char *name = file_name(h, i, TEMPORARY, NULL);
+        char *name = file_name(h, i, DCP__CV_TEMPORARY, NULL);
         if (name) {
             h->storage->ops->remove(h->storage, name, NULL);
         }
@@ -223,7 +235,7 @@ static dcp_status publish_files(hf_save *h, dcp_error *err)
 {
     dcp_status status = DCP_OK;
     for (uint64_t i = 0; i < h->n_files && status == DCP_OK; i++) {
-        char *from = file_name(h, i, TEMPORARY, err), *to = file_name(h, i, "", err);
+        char *from = file_name(h, i, DCP__CV_TEMPORARY, err), *to = file_name(h, i, "", err);
         status = from && to ? h->storage->ops->rename(h->storage, from, to, err) : DCP_NOMEM;
         h->report.n_files += status == DCP_OK;
         dcp__free(h->ctx, from);
@@ -231,112 +243,125 @@ static dcp_status publish_files(hf_save *h, dcp_error *err)
     }
     if (status == DCP_OK && !h->opts->no_sync && h->storage->ops->sync_dir) {
         dcp_error fault = DCP_ERROR_INIT;
-        status = dcp__synced(h->storage->ops->sync_dir(h->storage, h->dir, &fault), &fault, err);
+        status = dcp__synced(h->storage->ops->sync_dir(h->storage, h->dir.path, &fault), &fault, err);
     }
     return status;
 }
 
-/* ---- what is there ---- */
+/* ---- the directory: rank 0's part ---- */
 
-typedef struct looking {
-    const hf_save *h;
-    dcp_error *err;
-    dcp__names old; /* files of tensors */
-} looking;
-
-static dcp_status look_at(void *user, const char *name, dcp_entry_type type)
+static dcp__hf_model model_of(const hf_save *h)
 {
-    looking *l = user;
-    size_t len = strlen(name);
-    if (strcmp(name, ".metadata") == 0) {
-        return dcp__fail(l->err, DCP_EXISTS, "a checkpoint of another form is there");
-    }
-    if (type == DCP_ENTRY_DIR || len < 12 || strcmp(name + len - 12, ".safetensors") != 0) {
-        return DCP_OK;
-    }
-    if (!l->h->opts->overwrite || strncmp(name, "shard-", 6) != 0) {
-        return dcp__fail(l->err, DCP_EXISTS, "%s is there, and would be read together with the new files", name);
-    }
-    return dcp__names_add(l->h->ctx, &l->old, name, l->err);
+    return (dcp__hf_model){&h->files, false};
 }
 
-/* Rank 0's. */
-static dcp_status look_around(const hf_save *h, dcp__names *old, dcp_error *err)
+static dcp_status enter(hf_save *h, dcp_error *err)
 {
-    const dcp_storage_ops *ops = h->storage->ops;
-    looking l = {.h = h, .err = err};
-    dcp_status status = ops->make_dir ? ops->make_dir(h->storage, h->dir, err) : DCP_OK;
-    status =
-        status == DCP_OK && !ops->rename ? dcp__fail(err, DCP_UNSUPPORTED, "the storage %s cannot rename", ops->name) : status;
-    status = status == DCP_OK ? ops->list(h->storage, h->dir, look_at, &l, err) : status;
-    *old = l.old;
-    return status == DCP_NOT_FOUND ? DCP_OK : status;
+    dcp_status status = dcp__hf_enter(&h->dir, err);
+    for (size_t i = 0; i < h->dir.live.n && status == DCP_OK; i++) {
+        const char *name = h->dir.live.names[i];
+        if (!h->opts->overwrite || strncmp(name, "shard-", 6) != 0) {
+            status = dcp__fail(err, DCP_EXISTS, "%s is there, and would be read together with the new files", name);
+        }
+    }
+    return status;
 }
 
-/* Names of the new shards: those of the ranks, whose parts are known to all. */
-static bool is_new(const hf_save *h, const uint64_t *files, const char *name)
-{
-    uint64_t rank, part, parts;
-    return dcp__hf_take(&name, "shard-", &rank) && dcp__hf_take(&name, "-model-", &part) && dcp__hf_take(&name, "-of-", &parts) &&
-           strcmp(name, ".safetensors") == 0 && rank >= 1 && rank <= (uint64_t)h->world && parts == h->parts && part >= 1 &&
-           part <= files[rank - 1];
-}
-
-/* Shards of an older save that no new one has replaced. */
-static dcp_status remove_old(const hf_save *h, const uint64_t *files, const dcp__names *old, dcp_error *err)
+/* Names of the shards of all ranks, as they are called so far. */
+static dcp_status list_files(hf_save *h, const uint64_t *files, dcp_error *err)
 {
     dcp_status status = DCP_OK;
-    for (size_t i = 0; i < old->n && status == DCP_OK; i++) {
-        size_t room = strlen(h->dir) + strlen(old->names[i]) + 2;
-        char *path = is_new(h, files, old->names[i]) ? NULL : dcp__alloc(h->ctx, room);
-        if (path) {
-            snprintf(path, room, "%s%s%s", h->dir, *h->dir ? "/" : "", old->names[i]);
-            status = h->storage->ops->remove(h->storage, path, err);
+    dcp__names_reset(h->ctx, &h->files);
+    for (int r = 0; r < h->world; r++) {
+        for (uint64_t i = 0; i < files[r] && status == DCP_OK; i++) {
+            char *name = shard_name(h, r, i);
+            status = name ? dcp__names_add(h->ctx, &h->files, name, err) : dcp__nomem(err);
+            dcp__free(h->ctx, name);
         }
-        dcp__free(h->ctx, path);
     }
     return status;
+}
+
+static dcp_status begin(hf_save *h, const uint64_t *files, dcp_error *err)
+{
+    const dcp__hf_model m = model_of(h);
+    dcp_status status = list_files(h, files, err);
+    status = status == DCP_OK ? dcp__hf_generation(&h->dir, &m, &h->generation, err) : status;
+    status = status == DCP_OK ? list_files(h, files, err) : status;
+    return status == DCP_OK ? dcp__hf_begin(&h->dir, &m, err) : status;
+}
+
+static dcp_status commit(hf_save *h, dcp_error *err)
+{
+    const dcp__hf_model m = model_of(h);
+    return dcp__hf_commit(&h->dir, &m, NULL, err);
+}
+
+static void take_back(hf_save *h)
+{
+    const dcp__hf_model m = model_of(h);
+    dcp__hf_take_back(&h->dir, &m, false);
 }
 
 /* ---- all ---- */
 
-static dcp_status save(hf_save *h, dcp_value *state, uint64_t *files, dcp__names *old, dcp_error *err)
+/* Files of this rank, how many parts the names of all tell of, and of which generation they are. */
+static dcp_status find_names(hf_save *h, uint64_t *values, dcp_error *err)
 {
-    dcp_status status = files ? make_plan(h, state, err) : dcp__nomem(err);
-    status = status == DCP_OK && h->rank == 0 ? look_around(h, old, err) : status;
-    status = dcp__group_plan_make(&h->group, h->plan, status, NULL, NULL, err);
-    if (status != DCP_OK) {
-        return status;
-    }
-    status = assign_files(h, err);
-    status = dcp__agree_u64(&h->step, status, h->n_files, files, err);
+    dcp_status status = assign_files(h, err);
+    status = dcp__agree_u64(&h->step, status, h->n_files, values, err);
     for (int r = 0; r < h->world && status == DCP_OK; r++) {
-        h->parts = files[r] > h->parts ? files[r] : h->parts;
+        h->parts = values[r] > h->parts ? values[r] : h->parts;
     }
     if (status != DCP_OK) {
         return status;
     }
+    status = h->rank == 0 ? begin(h, values, err) : DCP_OK;
+    status = dcp__agree_u64(&h->step, status, h->generation, values, err);
+    h->generation = status == DCP_OK ? values[0] : 0;
+    return status;
+}
+
+static dcp_status write_and_publish(hf_save *h, dcp_error *err)
+{
+    dcp_status status = DCP_OK;
     for (uint64_t i = 0; i < h->n_files && status == DCP_OK; i++) {
         status = write_file(h, i, err);
     }
     status = dcp__agree(&h->step, status, err);
+    status = status == DCP_OK ? dcp__agree(&h->step, publish_files(h, err), err) : status;
     if (status != DCP_OK) {
         discard_files(h);
-        return status;
     }
-    status = dcp__agree(&h->step, publish_files(h, err), err);
-    return status == DCP_OK ? dcp__agree(&h->step, h->rank == 0 ? remove_old(h, files, old, err) : DCP_OK, err) : status;
+    return status;
+}
+
+static dcp_status save(hf_save *h, dcp_value *state, uint64_t *values, dcp_error *err)
+{
+    dcp_status status = values ? make_plan(h, state, err) : dcp__nomem(err);
+    status = status == DCP_OK && h->rank == 0 ? enter(h, err) : status;
+    status = dcp__group_plan_make(&h->group, h->plan, status, NULL, NULL, err);
+    status = status == DCP_OK ? find_names(h, values, err) : status;
+    status = status == DCP_OK ? write_and_publish(h, err) : status;
+    bool is_published = status == DCP_OK;
+    status = is_published && h->rank == 0 ? commit(h, err) : status;
+    if (status != DCP_OK && h->rank == 0) {
+        take_back(h);
+    }
+    dcp__hf_leave(&h->dir);
+    return is_published ? dcp__agree(&h->step, status, err) : status; /* nobody returns before the lock's name is gone */
 }
 
 static dcp_status attach(hf_save *h, const char *path, dcp_error *err)
 {
-    h->dir = h->opts->storage ? path : "";
+    dcp_status status = DCP_OK;
     h->storage = h->opts->storage;
-    if (h->storage) {
-        return DCP_OK;
+    if (!h->storage) {
+        status = dcp_storage_posix(h->ctx, path, &h->storage, err);
+        h->owns_storage = status == DCP_OK;
     }
-    h->owns_storage = true;
-    return dcp_storage_posix(h->ctx, path, &h->storage, err);
+    h->dir = (dcp__hf_dir){h->ctx, h->storage, .path = h->owns_storage ? "" : path, .no_sync = h->opts->no_sync};
+    return status;
 }
 
 dcp_status dcp_hf_save(dcp_context *ctx, const char *path, dcp_value *state, const dcp_hf_save_opts *opts,
@@ -348,20 +373,19 @@ dcp_status dcp_hf_save(dcp_context *ctx, const char *path, dcp_value *state, con
     }
     ctx = dcp__context(ctx);
     hf_save h = {.ctx = ctx, .opts = opts ? opts : &none, .report = DCP_HF_SAVE_REPORT_INIT};
-    dcp__names old = {0};
     h.step = (dcp__step){ctx, h.opts->comm, "write", h.opts->failures};
     h.rank = dcp__step_rank(&h.step);
     h.world = dcp__step_size(&h.step);
     h.group.step = h.step;
     h.group.step.phase = "plan";
     h.group.opts = (dcp__global_opts){.world = h.world, .rank = h.rank};
-    uint64_t *files = dcp__calloc(ctx, (size_t)h.world, sizeof *files);
+    uint64_t *values = dcp__calloc(ctx, (size_t)h.world, sizeof *values);
     dcp_status status = dcp__agree(&h.step, attach(&h, path, err), err);
-    status = status == DCP_OK ? save(&h, state, files, &old, err) : status;
+    status = status == DCP_OK ? save(&h, state, values, err) : status;
     dcp__group_plan_reset(&h.group);
     dcp_save_plan_free(h.plan);
-    dcp__names_reset(ctx, &old);
-    dcp__free(ctx, files);
+    dcp__names_reset(ctx, &h.files);
+    dcp__free(ctx, values);
     dcp__free(ctx, h.file_of);
     if (h.owns_storage) {
         dcp_storage_free(h.storage);

@@ -32,8 +32,9 @@ typedef struct listing {
     size_t n_ranks, cap_ranks;
     char **tensors; /* *.safetensors */
     size_t n_tensors, cap_tensors;
+    size_t n_current; /* the first so many of them are the model's */
     size_t n_entries, n_data, n_torch;
-    bool has_metadata, has_unfinished, has_index, has_sharded;
+    bool has_metadata, has_unfinished, has_index, has_sharded, is_marked;
     bool failed; /* out of memory */
 } listing;
 
@@ -93,6 +94,7 @@ static dcp_status see_entry(void *user, const char *name, dcp_entry_type type)
     l->has_metadata |= strcmp(name, metadata_name) == 0;
     l->has_unfinished |= ends_with(name, ".metadata.tmp");
     l->has_index |= strcmp(name, index_name) == 0;
+    l->is_marked |= strcmp(name, DCP__HF_MARK) == 0;
     l->n_data += ends_with(name, ".distcp");
     l->n_torch += ends_with(name, ".pt") || ends_with(name, ".pth") || ends_with(name, ".bin");
     return l->failed ? DCP_NOMEM : DCP_OK;
@@ -123,6 +125,13 @@ static dcp_status explain(const listing *l, dcp_error *err)
             "no checkpoint: .metadata is missing beside %zu .distcp files; the save did not finish, or .metadata was "
             "written on another node or not copied",
             l->n_data);
+    }
+    if (l->n_tensors) {
+        return dcp__fail(
+            err, DCP_NOT_FOUND,
+            "no checkpoint: the %zu .safetensors file%s here are of a model that is being written, or whose writer was "
+            "killed (%s names them)",
+            l->n_tensors, dcp__plural(l->n_tensors), DCP__HF_MARK);
     }
     if (l->has_index) {
         return dcp__fail(err, DCP_NOT_FOUND, "no checkpoint: %s is there but no .safetensors file", index_name);
@@ -226,13 +235,38 @@ static int compare_names(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
+static dcp_status list_once(dcp_checkpoint *ck, listing *l, bool *is_stale, dcp_error *err)
+{
+    *is_stale = false;
+    dcp_status status = ck->storage->ops->list(ck->storage, ck->dir, see_entry, l, err);
+    if (l->failed) {
+        status = dcp__nomem(err);
+    }
+    l->n_current = l->n_tensors;
+    if (status == DCP_OK && l->is_marked) {
+        status = dcp__select_tensor_files(ck, l->tensors, &l->n_current, l->has_index, err);
+        *is_stale = status == DCP_NOT_FOUND;
+    }
+    return status;
+}
+
+/* Again if the writer of a model has come to its end meanwhile: its mark is gone, and so are files of the listing. */
+static dcp_status list_directory(dcp_checkpoint *ck, listing *l, dcp_error *err)
+{
+    bool is_stale;
+    dcp_status status = list_once(ck, l, &is_stale, err);
+    for (int i = 0; i < 2 && is_stale; i++) {
+        listing_reset(l);
+        *l = (listing){.ctx = ck->ctx};
+        status = list_once(ck, l, &is_stale, err);
+    }
+    return status;
+}
+
 static dcp_status load_directory(dcp_checkpoint *ck, const dcp_open_opts *o, dcp_error *err)
 {
     listing l = {.ctx = ck->ctx, .has_metadata = ck->given != NULL};
-    dcp_status status = ck->given ? DCP_OK : ck->storage->ops->list(ck->storage, ck->dir, see_entry, &l, err);
-    if (l.failed) {
-        status = dcp__nomem(err);
-    }
+    dcp_status status = ck->given ? DCP_OK : list_directory(ck, &l, err);
     if (status != DCP_OK) {
         goto done;
     }
@@ -244,10 +278,10 @@ static dcp_status load_directory(dcp_checkpoint *ck, const dcp_open_opts *o, dcp
         status = dcp__load_rank_local(ck, l.ranks, l.n_ranks, o->rank, err);
     } else if (l.has_metadata) {
         status = load_dcp(ck, &l, &o->only, err); /* one rank was asked for, and all ranks have this one file */
-    } else if (l.n_tensors) {
+    } else if (l.n_current) {
         ck->layout = DCP_LAYOUT_HF;
-        qsort(l.tensors, l.n_tensors, sizeof *l.tensors, compare_names);
-        status = dcp__load_safetensors(ck, (const char **)l.tensors, l.n_tensors, l.has_index, err);
+        qsort(l.tensors, l.n_current, sizeof *l.tensors, compare_names);
+        status = dcp__load_safetensors(ck, (const char **)l.tensors, l.n_current, l.has_index, err);
     } else {
         status = explain(&l, err);
     }

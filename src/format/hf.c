@@ -75,6 +75,16 @@ static bool parse_name(dcp_str name, numbered *out)
     return true;
 }
 
+size_t dcp__hf_stem_bytes(dcp_str name)
+{
+    numbered x;
+    if (parse_name(name, &x)) {
+        return (size_t)(x.stem.ptr - name.ptr) + x.stem.len;
+    }
+    take_text(&name, ".safetensors");
+    return name.len;
+}
+
 static int compare_names(dcp_str a, dcp_str b)
 {
     size_t shared = a.len < b.len ? a.len : b.len;
@@ -268,6 +278,42 @@ static dcp_status check_index(builder *b, dcp_str index, dcp_error *err)
         json_decref(root);
     }
     return status;
+}
+
+bool dcp__hf_is_indexed(const json_t *index, const char *name)
+{
+    const char *tensor;
+    json_t *file;
+    json_object_foreach(json_object_get(index, "weight_map"), tensor, file)
+    {
+        if (json_is_string(file) && strcmp(json_string_value(file), name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* ---- the mark ---- */
+
+static bool is_listed(const json_t *list, const char *name)
+{
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *one = json_string_value(json_array_get(list, i));
+        if (one && strcmp(one, name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool dcp__hf_is_current(const json_t *mark, const json_t *index, const char *name)
+{
+    return index ? dcp__hf_is_indexed(index, name) : !is_listed(json_object_get(mark, "ignored"), name);
+}
+
+bool dcp__hf_is_marked(const json_t *mark, const char *name)
+{
+    return is_listed(json_object_get(mark, "ignored"), name) || is_listed(json_object_get(mark, "model"), name);
 }
 
 /* ---- entries: one for each name ---- */

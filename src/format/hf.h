@@ -2,11 +2,27 @@
 #ifndef DCP_FORMAT_HF_H
 #define DCP_FORMAT_HF_H
 
+#include <jansson.h>
+
 #include "format/metadata.h"
 #include "format/safetensors.h"
 
 /* The file that says which tensor is where. */
 #define DCP__HF_INDEX "model.safetensors.index.json"
+
+/* Stands in a directory while one model takes another's place: {"model": [..], "ignored": [..]}, names of files. The ignored ones
+ * are not of the model, either not yet or no more. */
+#define DCP__HF_MARK ".libdcp-replacing"
+
+/* Is a tensor file of the model, where a mark stands? If there is an index (else NULL) that alone says so. */
+bool dcp__hf_is_current(const json_t *mark, const json_t *index, const char *name);
+/* Does the mark name the file, as either? */
+bool dcp__hf_is_marked(const json_t *mark, const char *name);
+/* Does the index send a tensor to the file? */
+bool dcp__hf_is_indexed(const json_t *index, const char *name);
+
+/* Bytes of a name in front of "-0000X-of-0000Y.safetensors", or of ".safetensors" if there are no such numbers. */
+size_t dcp__hf_stem_bytes(dcp_str name);
 
 /* One file of the directory with its parsed header. */
 typedef struct dcp__hf_file {

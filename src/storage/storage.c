@@ -86,6 +86,30 @@ dcp_status dcp__synced(dcp_status status, const dcp_error *fault, dcp_error *err
     return status;
 }
 
+static dcp_status put_bytes(dcp_file *f, const void *bytes, size_t n, bool is_durable, dcp_error *err)
+{
+    const dcp_storage_ops *ops = f->storage->ops;
+    dcp_error fault = DCP_ERROR_INIT;
+    dcp_status status = n ? ops->write_at(f, bytes, n, 0, err) : DCP_OK;
+    return status == DCP_OK && is_durable ? dcp__synced(ops->sync(f, &fault), &fault, err) : status;
+}
+
+dcp_status dcp__write_file(dcp_storage *st, const char *name, const void *bytes, size_t n, bool is_durable, dcp_error *err)
+{
+    dcp_file *f;
+    dcp_status status = st->ops->open(st, name, DCP_OPEN_WRITE | DCP_OPEN_CREATE | DCP_OPEN_TRUNCATE, &f, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    status = put_bytes(f, bytes, n, is_durable, err);
+    dcp_status closed = st->ops->close(f, status == DCP_OK ? err : NULL);
+    status = status == DCP_OK ? closed : status;
+    if (status != DCP_OK) {
+        st->ops->remove(st, name, NULL);
+    }
+    return status;
+}
+
 /* Another holder may rename or remove the file between the two steps: then the name is that of another file, or of none. */
 #define LOCK_TRIES 8
 

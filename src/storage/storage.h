@@ -18,9 +18,12 @@ bool dcp__name_is_beneath(const char *name);
  * do it is no failure; another one goes to err, which may be NULL. */
 dcp_status dcp__synced(dcp_status status, const dcp_error *fault, dcp_error *err);
 
-/* Opens a file, which is made if absent, and takes its lock, if the storage has locks: *out is open while it is held, and is NULL if
- * another holder has it. Whoever has it may rename or remove the file before it is closed. */
+/* Opens a file, which is made if absent, and takes its lock, if the storage has locks: *out is open while it is held, and is NULL
+ * if another holder has it. Whoever has it may rename or remove the file before it is closed. */
 dcp_status dcp__open_locked(dcp_storage *st, const char *name, dcp_file **out, dcp_error *err);
+
+/* Writes a whole file, over what is there, and makes it durable if that is wanted and the storage can. Removed if that fails. */
+dcp_status dcp__write_file(dcp_storage *st, const char *name, const void *bytes, size_t n, bool is_durable, dcp_error *err);
 
 /* The descriptor of an open file of dcp_storage_posix; -1 for files of others. */
 int dcp__posix_descriptor(const dcp_file *f);
