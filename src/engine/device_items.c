@@ -4,10 +4,10 @@
 #include "state/strided.h"
 #include "state/value.h"
 
-static dcp_status use_device(dcp_save_session *s, dcp_device device, dcp_error *err)
+static dcp_status use_device(const dcp__device_items *d, dcp_device device, dcp_error *err)
 {
-    dcp_status status = s->transfer ? DCP_OK : dcp__device_transfer(s->ctx, &s->opts, &s->transfer, err);
-    return status == DCP_OK ? dcp__transfer_use(s->transfer, device, err) : status;
+    dcp_status status = *d->transfer ? DCP_OK : dcp__device_transfer(d->ctx, d->opts, d->transfer, err);
+    return status == DCP_OK ? dcp__transfer_use(*d->transfer, device, err) : status;
 }
 
 /* ---- tensors ---- */
@@ -36,14 +36,15 @@ static size_t count(const dcp_write_item *items, size_t n)
     return on_device;
 }
 
-dcp_status dcp__device_items_attach(dcp_save_session *s, dcp_write_item *items, size_t n, dcp__device_items *d, dcp_error *err)
+dcp_status dcp__device_items_attach(dcp_context *ctx, const dcp_save_opts *opts, dcp__transfer **transfer, dcp_write_item *items,
+                                    size_t n, dcp__device_items *d, dcp_error *err)
 {
-    *d = (dcp__device_items){.ctx = s->ctx};
+    *d = (dcp__device_items){.ctx = ctx, .opts = opts, .transfer = transfer};
     size_t on_device = count(items, n);
     if (on_device == 0) {
         return DCP_OK;
     }
-    d->sources = dcp__calloc(s->ctx, on_device, sizeof *d->sources);
+    d->sources = dcp__calloc(ctx, on_device, sizeof *d->sources);
     if (!d->sources) {
         return dcp__nomem(err);
     }
@@ -52,12 +53,12 @@ dcp_status dcp__device_items_attach(dcp_save_session *s, dcp_write_item *items, 
         if (item->kind != DCP_ITEM_TENSOR || !dcp__is_on_device(&item->tensor)) {
             continue;
         }
-        dcp_status status = use_device(s, item->tensor.device, err);
+        dcp_status status = use_device(d, item->tensor.device, err);
         if (status != DCP_OK) {
             return dcp__prefix(err, status, "item \"%s\": ", dcp__print(item->fqn).text);
         }
         dcp__device_source *source = &d->sources[d->n_sources++];
-        *source = dcp__device_source_of(s->transfer, &item->tensor, item->bytes);
+        *source = dcp__device_source_of(*transfer, &item->tensor, item->bytes);
         item->tie = dcp__device_tie(&item->tensor);
         item->tensor.data = NULL;
         item->pull = dcp__device_pull;
@@ -68,15 +69,15 @@ dcp_status dcp__device_items_attach(dcp_save_session *s, dcp_write_item *items, 
 
 /* ---- tensors inside objects ---- */
 
-static dcp_status fetch(dcp_save_session *s, const dcp_tensor *t, uint64_t bytes, dcp_value **out, dcp_error *err)
+static dcp_status fetch(const dcp__device_items *d, const dcp_tensor *t, uint64_t bytes, dcp_value **out, dcp_error *err)
 {
     dcp_value *copy;
-    dcp_status status = use_device(s, t->device, err);
-    status = status == DCP_OK ? dcp_tensor_alloc(s->ctx, t->dtype, t->ndim, t->extents, &copy, err) : status;
+    dcp_status status = use_device(d, t->device, err);
+    status = status == DCP_OK ? dcp_tensor_alloc(d->ctx, t->dtype, t->ndim, t->extents, &copy, err) : status;
     if (status != DCP_OK) {
         return status;
     }
-    dcp__device_source source = dcp__device_source_of(s->transfer, t, bytes);
+    dcp__device_source source = dcp__device_source_of(*d->transfer, t, bytes);
     status = dcp__device_source_pull(&source, 0, dcp_value_tensor(copy)->data, (size_t)bytes, err);
     if (status != DCP_OK) {
         dcp_value_free(copy);
@@ -86,27 +87,27 @@ static dcp_status fetch(dcp_save_session *s, const dcp_tensor *t, uint64_t bytes
     return DCP_OK;
 }
 
-static dcp_status replace(dcp_save_session *s, dcp__device_items *d, dcp__write_storage *storage, dcp_error *err)
+static dcp_status replace(dcp__device_items *d, dcp__write_storage *storage, dcp_error *err)
 {
     void *array = d->copies;
-    if (!dcp__grow(s->ctx, &array, &d->cap_copies, d->n_copies + 1, sizeof(dcp_value *))) {
+    if (!dcp__grow(d->ctx, &array, &d->cap_copies, d->n_copies + 1, sizeof(dcp_value *))) {
         return dcp__nomem(err);
     }
     d->copies = array;
-    dcp_status status = fetch(s, dcp_value_tensor(storage->tensor), storage->bytes, &d->copies[d->n_copies], err);
+    dcp_status status = fetch(d, dcp_value_tensor(storage->tensor), storage->bytes, &d->copies[d->n_copies], err);
     if (status == DCP_OK) {
         storage->tensor = d->copies[d->n_copies++];
     }
     return status;
 }
 
-dcp_status dcp__device_items_fetch(dcp_save_session *s, dcp__layout *l, dcp__device_items *d, dcp_error *err)
+dcp_status dcp__device_items_fetch(dcp__layout *l, dcp__device_items *d, dcp_error *err)
 {
     for (size_t i = 0; i < l->n_records; i++) {
         const dcp__record *r = &l->records[i];
         for (size_t k = 0; r->storages && k < r->n_storages; k++) {
             const dcp_tensor *t = dcp_value_tensor(r->storages[k].tensor);
-            dcp_status status = r->storages[k].bytes && dcp__is_on_device(t) ? replace(s, d, &r->storages[k], err) : DCP_OK;
+            dcp_status status = r->storages[k].bytes && dcp__is_on_device(t) ? replace(d, &r->storages[k], err) : DCP_OK;
             if (status != DCP_OK) {
                 return dcp__prefix(err, status, "item \"%s\": ", dcp__print(r->item->fqn).text);
             }

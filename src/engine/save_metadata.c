@@ -89,7 +89,7 @@ static dcp_status digest_any(dcp_save_session *s, const dcp_write_item *item, dc
 {
     dcp_write_item pulled = *item;
     dcp__device_items devices;
-    dcp_status status = dcp__device_items_attach(s, &pulled, 1, &devices, err);
+    dcp_status status = dcp__device_items_attach(s->ctx, &s->opts, &s->transfer, &pulled, 1, &devices, err);
     status = status == DCP_OK ? digest_item(s->ctx, &pulled, hasher, block, block_bytes, err) : status;
     dcp__device_items_reset(&devices);
     return status;

@@ -79,7 +79,7 @@ static dcp_status take_share(dcp_save_session *s, const dcp_save_plan *plan, con
             out->plan.items[out->plan.n++] = plan->items[i];
         }
     }
-    return dcp__device_items_attach(s, out->plan.items, out->plan.n, &out->devices, err);
+    return dcp__device_items_attach(s->ctx, &s->opts, &s->transfer, out->plan.items, out->plan.n, &out->devices, err);
 }
 
 static void share_reset(dcp_context *ctx, share *part)
@@ -138,7 +138,7 @@ static dcp_status write_share(dcp_save_session *s, share *part, size_t n_items, 
         s->digests = dcp__calloc(s->ctx, l.n_records, sizeof *s->digests);
         s->facts = dcp__calloc(s->ctx, l.n_files, sizeof *s->facts);
         status = s->placed && s->digests && s->facts ? DCP_OK : dcp__nomem(err);
-        status = status == DCP_OK ? dcp__device_items_fetch(s, &l, &part->devices, err) : status;
+        status = status == DCP_OK ? dcp__device_items_fetch(&l, &part->devices, err) : status;
     }
     s->report.plan_seconds += dcp__now() - start;
     dcp__gate_enter(s->gate);
