@@ -140,20 +140,31 @@ static dcp_status check_parts(const numbered *group, size_t n, dcp_error *err)
     return next <= group->parts ? missing_file(group, 0, next, err) : DCP_OK;
 }
 
-/* Shards of ranks 1 to `world`, or to the largest there is if world is 0; each may have several parts. */
-static dcp_status check_shards(const numbered *group, size_t n, uint32_t world, bool allow_gaps, dcp_error *err)
+/* The shard behind `last` that has a file by our own key. */
+static uint32_t next_shard(const dcp__safetensors *facts, uint32_t last)
 {
-    uint32_t last = 0;
+    uint32_t next = last + 1;
+    for (size_t i = 0; facts && i < facts->n_own_empty && facts->own_empty[i] <= next; i++) {
+        next += facts->own_empty[i] == next;
+    }
+    return next;
+}
+
+/* Shards of all ranks that our own key tells of, or up to the largest there is if there is none; each may have several parts. */
+static dcp_status check_shards(const numbered *group, size_t n, const dcp__safetensors *facts, bool allow_gaps, dcp_error *err)
+{
+    uint32_t last = 0, world = facts ? (uint32_t)facts->own_world : 0;
     for (size_t i = 0; i < n; i++) {
-        if (group[i].rank > last + 1 && !allow_gaps) {
-            return missing_file(group, last + 1, 0, err);
+        if (group[i].rank > next_shard(facts, last) && !allow_gaps) {
+            return missing_file(group, next_shard(facts, last), 0, err);
         }
         last = group[i].rank;
     }
     if (world && last > world) {
         return dcp__fail(err, DCP_FORMAT, "shard %u of a save by %u ranks", last, world);
     }
-    return last < world && !allow_gaps ? missing_file(group, last + 1, 0, err) : DCP_OK;
+    uint32_t next = next_shard(facts, last);
+    return next <= world && !allow_gaps ? missing_file(group, next, 0, err) : DCP_OK;
 }
 
 static bool same_group(const numbered *a, const numbered *b)
@@ -161,7 +172,8 @@ static bool same_group(const numbered *a, const numbered *b)
     return (a->rank > 0) == (b->rank > 0) && a->parts == b->parts && compare_names(a->stem, b->stem) == 0;
 }
 
-static dcp_status check_groups(const builder *b, const numbered *names, size_t n, bool has_index, uint32_t world, dcp_error *err)
+static dcp_status check_groups(const builder *b, const numbered *names, size_t n, bool has_index, const dcp__safetensors *facts,
+                               dcp_error *err)
 {
     const numbered *shards = NULL;
     for (size_t start = 0, end; start < n; start = end) {
@@ -174,7 +186,7 @@ static dcp_status check_groups(const builder *b, const numbered *names, size_t n
                                dcp__print(shards->stem).text, shards->parts, dcp__print(group->stem).text, group->parts);
         } else if (group->rank) {
             shards = group;
-            status = check_shards(group, end - start, world, b->allow_gaps, err);
+            status = check_shards(group, end - start, facts, b->allow_gaps, err);
         } else if (!has_index) {
             status = check_parts(group, end - start, err);
         }
@@ -185,8 +197,8 @@ static dcp_status check_groups(const builder *b, const numbered *names, size_t n
     return DCP_OK;
 }
 
-/* Ranks that took part by our own key; 0 if no file states it. */
-static dcp_status stated_world(const builder *b, uint32_t *out, dcp_error *err)
+/* A file whose header tells by our own key how many ranks took part; NULL if none does. */
+static dcp_status stated_world(const builder *b, const dcp__safetensors **out, dcp_error *err)
 {
     size_t by = NONE;
     for (size_t i = 0; i < b->n; i++) {
@@ -197,23 +209,23 @@ static dcp_status stated_world(const builder *b, uint32_t *out, dcp_error *err)
         }
         by = world ? i : by;
     }
-    *out = by == NONE ? 0 : (uint32_t)b->files[by].header->own_world;
+    *out = by == NONE ? NULL : b->files[by].header;
     return DCP_OK;
 }
 
 static dcp_status check_sequence(builder *b, bool has_index, dcp_error *err)
 {
     numbered *names = dcp__alloc(b->ctx, b->n * sizeof *names);
-    uint32_t world = 0;
-    dcp_status status = names ? stated_world(b, &world, err) : dcp__nomem(err);
+    const dcp__safetensors *facts = NULL;
+    dcp_status status = names ? stated_world(b, &facts, err) : dcp__nomem(err);
     if (status == DCP_OK) {
         size_t n = 0;
         for (size_t i = 0; i < b->n; i++) {
             n += parse_name(b->files[i].name, &names[n]);
         }
         qsort(names, n, sizeof *names, by_number);
-        status = check_groups(b, names, n, has_index, world, err);
-        b->m->own.world = world ? (int)world : n > 0 ? (int)names[n - 1].rank : 0; /* shards sort last */
+        status = check_groups(b, names, n, has_index, facts, err);
+        b->m->own.world = facts ? facts->own_world : n > 0 ? (int)names[n - 1].rank : 0; /* shards sort last */
     }
     dcp__free(b->ctx, names);
     return status;

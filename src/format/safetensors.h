@@ -30,7 +30,9 @@ typedef struct dcp__safetensors {
     bool has_own_facts;          /* the key `libdcp`, of a schema that is known here */
     dcp_str own_writer;          /* "libdcp <version>"; ptr NULL: absent */
     int own_world;               /* ranks that took part in the save; 0: not stated */
-    size_t n_metadata;           /* other keys of __metadata__ */
+    uint32_t *own_empty;         /* numbers of shards that no file was written for, ascending, from 1 to own_world */
+    size_t n_own_empty;
+    size_t n_metadata; /* other keys of __metadata__ */
     dcp_str *metadata_keys, *metadata_values;
 } dcp__safetensors;
 

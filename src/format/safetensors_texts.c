@@ -137,6 +137,23 @@ static dcp_status read_global_shapes(dcp__safetensors *s, json_t *tensors, dcp_e
     return DCP_OK;
 }
 
+static dcp_status read_empty_shards(dcp__safetensors *s, const json_t *list, dcp_error *err)
+{
+    size_t n = json_array_size(list);
+    s->own_empty = n ? dcp__arena_alloc(&s->arena, n * sizeof *s->own_empty) : NULL;
+    if (n && !s->own_empty) {
+        return dcp__arena_fail(&s->arena, err);
+    }
+    for (size_t i = 0; i < n; i++) {
+        json_int_t shard = json_integer_value(json_array_get(list, i)); /* 0 for what is no integer */
+        if (shard <= (i ? (json_int_t)s->own_empty[i - 1] : 0) || shard > s->own_world) {
+            return DCP__ST_FAULT(err, DCP_FORMAT, "libdcp: empty_shards[%zu] is no number of a shard, or out of order", i);
+        }
+        s->own_empty[s->n_own_empty++] = (uint32_t)shard;
+    }
+    return DCP_OK;
+}
+
 static dcp_status take_own_facts(dcp__safetensors *s, json_t *root, dcp_error *err)
 {
     const json_t *schema = json_object_get(root, "schema");
@@ -154,6 +171,10 @@ static dcp_status take_own_facts(dcp__safetensors *s, json_t *root, dcp_error *e
         if (!s->own_writer.ptr) {
             return dcp__arena_fail(&s->arena, err);
         }
+    }
+    dcp_status status = read_empty_shards(s, json_object_get(root, "empty_shards"), err);
+    if (status != DCP_OK) {
+        return status;
     }
     json_t *tensors = json_object_get(root, "tensors");
     return tensors ? read_global_shapes(s, tensors, err) : DCP_OK;

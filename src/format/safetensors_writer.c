@@ -243,6 +243,14 @@ static void put_positions(const writer *w, const char *key, bool is_global)
     dcp__buf_put_byte(w->out, '}');
 }
 
+static void put_empty(const writer *w)
+{
+    for (size_t i = 0; i < w->opts->n_empty; i++) {
+        dcp__buf_printf(w->out, i ? ",%u" : "\\\"empty_shards\\\":[%u", w->opts->empty[i]);
+    }
+    put_text(w->out, w->opts->n_empty ? "]," : "");
+}
+
 static void put_sharding(const writer *w)
 {
     put_text(w->out, ",\"DCP_VERSION\":\"1.0\",\"DCP_SHARDING_INFO\":\"");
@@ -251,6 +259,7 @@ static void put_sharding(const writer *w)
     if (w->opts->world > 0) {
         dcp__buf_printf(w->out, "\\\"world\\\":%d,", w->opts->world);
     }
+    put_empty(w);
     put_text(w->out, "\\\"tensors\\\":");
     put_positions(w, "shape", true);
     put_text(w->out, "}\"");

@@ -15,7 +15,9 @@ typedef struct dcp__st_entry {
 } dcp__st_entry;
 
 typedef struct dcp__st_opts {
-    int world;                 /* ranks that take part in the save, for our own key; 0: not stated */
+    int world;             /* ranks that take part in the save, for our own key; 0: not stated */
+    const uint32_t *empty; /* with world: numbers of shards without a file, ascending, from 1 on */
+    size_t n_empty;
     const dcp_str *extra_keys; /* further texts for __metadata__ */
     const dcp_str *extra_values;
     size_t n_extra;

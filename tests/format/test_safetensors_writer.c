@@ -110,7 +110,7 @@ static void safetensors_writer__shards_and_own_facts_come_back(void **state)
         {STR("scalar"), DCP_INT64, 0, NULL, at_0_0, NULL},
     };
     dcp_str key = STR("note"), value = STR("\"quoted\"\n\xe2\x82\xac");
-    dcp__st_opts opts = {4, &key, &value, 1};
+    dcp__st_opts opts = {.world = 4, .extra_keys = &key, .extra_values = &value, .n_extra = 1};
     uint64_t offsets[3];
     st_file f = write_file(entries, 3, &opts, offsets);
     dcp__safetensors s = open_file(&f);
@@ -177,6 +177,30 @@ static void safetensors_writer__bytes_are_those_that_the_reference_library_took(
     free(f.bytes);
 }
 
+static void safetensors_writer__shards_without_a_file_are_told(void **state)
+{
+    (void)state;
+    dcp__st_entry entry = {STR("w"), DCP_UINT8, 2, shape_2_3, at_0_0, whole_10_3};
+    static const uint32_t empty[] = {2, 4};
+    dcp__st_opts opts = {.world = 4, .empty = empty, .n_empty = 2};
+    uint64_t offset;
+    st_file f = write_file(&entry, 1, &opts, &offset);
+    dcp__safetensors s = open_file(&f);
+    assert_int_equal(s.n_own_empty, 2);
+    assert_memory_equal(s.own_empty, empty, sizeof empty);
+    dcp__safetensors_reset(&s);
+    /* neither ascending nor a number of a shard */
+    static const char *const wrong[] = {"[4,2]", "[2,2]", "[0,4]", "[2,5]"};
+    char *at = memmem(f.bytes, f.len, "[2,4]", 5);
+    assert_non_null(at);
+    for (int i = 0; i < 4; i++) {
+        memcpy(at, wrong[i], 5);
+        dcp__source src = st_source(&f);
+        assert_int_equal(dcp__safetensors_open(ctx, &src, true, &s, NULL), DCP_FORMAT);
+    }
+    free(f.bytes);
+}
+
 static void safetensors_writer__a_rank_without_tensors_says_that_it_took_part(void **state)
 {
     (void)state;
@@ -235,11 +259,11 @@ static void safetensors_writer__names_that_readers_refuse_are_refused(void **sta
     const dcp_str keys[] = {STR("format"), STR("DCP_VERSION"), STR("DCP_SHARDING_INFO"), STR("libdcp"), STR("\xff"), STR("mine")};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         dcp_str pair[] = {STR("mine"), keys[i]}, values[] = {STR("x"), STR("y")};
-        dcp__st_opts opts = {0, pair, values, 2};
+        dcp__st_opts opts = {.extra_keys = pair, .extra_values = values, .n_extra = 2};
         assert_int_equal(write_fails(ctx, NULL, 0, &opts), DCP_ARG);
     }
     dcp_str key = STR("k"), value = STR("\xed\xa0\x80");
-    dcp__st_opts opts = {0, &key, &value, 1};
+    dcp__st_opts opts = {.extra_keys = &key, .extra_values = &value, .n_extra = 1};
     assert_int_equal(write_fails(ctx, NULL, 0, &opts), DCP_ARG);
 }
 
@@ -312,7 +336,7 @@ static void safetensors_writer__headers_over_100_mb_are_refused(void **state)
     opts.limits.max_header_bytes = (uint64_t)1 << 30;
     assert_int_equal(dcp_context_create(&opts, &lenient, NULL), DCP_OK);
     dcp_str key = STR("k"), value = {text, len};
-    dcp__st_opts extra = {0, &key, &value, 1};
+    dcp__st_opts extra = {.extra_keys = &key, .extra_values = &value, .n_extra = 1};
     assert_int_equal(write_fails(lenient, NULL, 0, &extra), DCP_LIMIT);
     dcp_context_free(lenient);
     free(text);
@@ -347,6 +371,7 @@ int main(void)
         cmocka_unit_test(safetensors_writer__shards_and_own_facts_come_back),
         cmocka_unit_test(safetensors_writer__names_keep_their_bytes),
         cmocka_unit_test(safetensors_writer__bytes_are_those_that_the_reference_library_took),
+        cmocka_unit_test(safetensors_writer__shards_without_a_file_are_told),
         cmocka_unit_test(safetensors_writer__a_rank_without_tensors_says_that_it_took_part),
         cmocka_unit_test(safetensors_writer__text_is_appended),
         cmocka_unit_test(safetensors_writer__dtypes_without_a_name_are_unsupported),
