@@ -65,7 +65,13 @@ typedef struct dcp_diff_report {
 DCP_API dcp_status dcp_diff(dcp_checkpoint *a, dcp_checkpoint *b, const dcp_diff_opts *opts, dcp_diff_report *report,
                             dcp_error *err);
 
-/* ---- Hugging Face shards ---- */
+/* ---- Hugging Face directories ---- */
+
+/* Which file a tensor goes to, by number. */
+typedef struct dcp_hf_place {
+    dcp_str fqn;
+    uint32_t file; /* from 1 on */
+} dcp_hf_place;
 
 typedef struct dcp_hf_save_opts {
     size_t struct_size;
@@ -75,9 +81,17 @@ typedef struct dcp_hf_save_opts {
     bool drop_objects;      /* leave out what is no tensor; otherwise UNSUPPORTED, which names one */
     dcp_comm *comm;         /* the group that saves together; NULL: this process alone. Borrowed. */
     dcp_failures *failures; /* out: the ranks that failed, and why; NULL: not wanted */
+    bool whole;             /* files of whole tensors, with an index; otherwise shards */
+    /* Every tensor must be named; names without a tensor count for the number of files alone, as in PyTorch. The same on all
+     * ranks. NULL: one file for each rank. */
+    const dcp_hf_place *places;
+    size_t n_places;
+    bool dedup_to_lowest;      /* as in dcp_save_opts; then replicas can be mapped to any file of whole tensors */
+    void *stream;              /* as in dcp_save_opts */
+    uint64_t copy_ahead_bytes; /* as in dcp_save_opts */
 } dcp_hf_save_opts;
 
-#define DCP_HF_SAVE_OPTS_INIT DCP_INIT(dcp_hf_save_opts)
+#define DCP_HF_SAVE_OPTS_INIT DCP_INIT_WITH(dcp_hf_save_opts, copy_ahead_bytes, DCP_COPY_AHEAD_BYTES)
 
 /* What this rank did. */
 typedef struct dcp_hf_save_report {
@@ -88,15 +102,29 @@ typedef struct dcp_hf_save_report {
 
 #define DCP_HF_SAVE_REPORT_INIT DCP_INIT(dcp_hf_save_report)
 
-/* Saves the tensors of a state as Hugging Face shards: each rank its own chunks, in a file shard-<rank + 1>-model-.. of its own
- * (more of them if it has several chunks of one tensor), with their offsets as PyTorch's HuggingFaceStorageReader wants them and
- * with the global shapes. What several ranks hold is written by one. dcp_convert makes whole tensors of the directory. With
- * opts->comm collective. When it replaces an older save, dcp_checkpoint_open finds that one or the new one, whole, at any time;
- * the new files then have other names (shard-00001-model.1-..) where the usual ones are taken. opts and report may be NULL.
- * Errors: EXISTS (also: another save or conversion to the place is running), ARG (chunks that overlap or leave gaps), UNSUPPORTED
- * (an object, a dtype, memory of a device), LIMIT, IO, NOSPACE, NOMEM; with opts->comm all of these as PEER. */
+/* Saves the tensors of a state as PyTorch's HuggingFaceStorageWriter does, with their offsets, and with the global shapes.
+ *
+ * Shards: each rank its own chunks, in files shard-<rank + 1>-model-<number>-of-<files>.safetensors. A file has each name once,
+ * so a rank with several chunks of one tensor has more files of them. dcp_convert makes whole tensors of the directory. Whole
+ * tensors: files model-<number>-of-<files>.safetensors and model.safetensors.index.json, which tells what is where. No rank may
+ * have a part of a tensor. Without opts->places each rank that writes something makes one file; with them a file has tensors of
+ * one rank only (ARG).
+ *
+ * A rank that has nothing to write makes no file. What several ranks hold is written by one. With opts->comm collective. When it
+ * replaces an older save, dcp_checkpoint_open finds that one or the new one, whole, at any time; the new files then have other
+ * names (shard-00001-model.1-.., model.1-..) where the usual ones are taken. opts and report may be NULL. Errors: EXISTS (also:
+ * another save or conversion to the place is running), ARG (chunks that overlap or leave gaps, a tensor without a place, a number
+ * out of range), MISMATCH (ranks with different places), UNSUPPORTED (an object, a dtype, a device whose library is absent),
+ * DEVICE, LIMIT, IO, NOSPACE, NOMEM; with opts->comm all of these as PEER. */
 DCP_API dcp_status dcp_hf_save(dcp_context *ctx, const char *path, dcp_value *state, const dcp_hf_save_opts *opts,
                                dcp_hf_save_report *report, dcp_error *err);
+
+/* For saves whose ranks plan and communicate by other means: writes all tensors of a plan into one file `name` in the directory
+ * `path`, which is there, front to back, and makes it durable. A file of that name is replaced; after an error there is none. Of
+ * opts count storage (which need not write at any place of a file), no_sync, stream and copy_ahead_bytes. out[i]: offset and
+ * length of item i. opts may be NULL. Errors: as dcp_hf_save. Local. */
+DCP_API dcp_status dcp_hf_write_file(dcp_context *ctx, const char *path, const char *name, const dcp_save_plan *plan,
+                                     const dcp_save_opts *opts, dcp_written *out, dcp_error *err);
 
 /* ---- tensors that are stored as small numbers and scales ---- */
 

@@ -1,23 +1,29 @@
-/* Hugging Face shards: each rank writes what is its own of a state into files of its own, with where that belongs
- * (formats.md 8.3, 11). All of them get their names after all are written. */
+/* Hugging Face directories: each rank writes what is its own of a state into files of its own, shards or whole tensors, with
+ * where that belongs (formats.md 8.3, 11). All of them get their names after all are written. */
+#include <jansson.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "engine/convert.h"
+#include "engine/device_items.h"
 #include "engine/group_plan.h"
 #include "engine/hf_dir.h"
-#include "engine/session.h"
-#include "engine/write_records.h"
-#include "format/safetensors_writer.h"
-#include "plan/save_plan.h"
+#include "engine/hf_file.h"
+#include "engine/hf_layout.h"
+#include "format/json_read.h"
 #include "storage/storage.h"
 
-#define BLOCK_BYTES ((size_t)4 << 20)
-#define NAME_BYTES 96
+/* One file of this rank. */
+typedef struct own_file {
+    uint32_t number;
+    dcp__hf_output content;
+} own_file;
 
 typedef struct hf_save {
     dcp_context *ctx;
     const dcp_hf_save_opts *opts;
+    dcp_save_opts device_opts;
     dcp_storage *storage;
     bool owns_storage;
     dcp__hf_dir dir; /* entered by rank 0 alone */
@@ -25,58 +31,42 @@ typedef struct hf_save {
     int rank, world;
     dcp_save_plan *plan;
     dcp__group_plan group;
-    uint32_t *file_of;   /* [item]: chunks of one name go to files of their own, since a file has each name once */
-    uint64_t n_files;    /* of this rank: 1 or more */
-    uint64_t parts;      /* that every rank's names tell of */
+    dcp__hf_layout layout;
+    uint32_t *empty; /* numbers of the shards that have no file */
+    size_t n_empty;
+    own_file *files;
+    size_t n_files, n_written; /* temporary files that are there */
+    dcp__transfer *transfer;   /* NULL: no tensor is on a device */
+    dcp__device_items devices;
     uint64_t generation; /* of names */
-    dcp__names files;    /* rank 0: those of all ranks, within the directory */
-    size_t n_written;    /* temporary files that are there */
+    /* Rank 0's: */
+    json_t *owners;     /* name of a file, of the first generation -> rank */
+    json_t *weight_map; /* tensor -> the same name */
+    json_int_t total_size;
+    dcp__names names; /* of all files, within the directory */
     dcp_hf_save_report report;
 } hf_save;
 
 /* ---- names ---- */
 
-/* Within the directory. */
-static char *shard_name(const hf_save *h, int rank, uint64_t file)
+/* Of a file of this rank, in the storage. Allocated. */
+static char *path_of(const hf_save *h, const own_file *f, const char *ending, dcp_error *err)
 {
-    char name[NAME_BYTES];
-    snprintf(name, sizeof name, "shard-%05d-model-%05llu-of-%05llu" DCP__HF_EXTENSION, rank + 1, (unsigned long long)file + 1,
-             (unsigned long long)h->parts);
-    return dcp__hf_name(h->ctx, name, h->generation);
-}
-
-/* Of a file of this rank, in the storage. */
-static char *file_name(const hf_save *h, uint64_t file, const char *end, dcp_error *err)
-{
-    char *name = shard_name(h, h->rank, file);
-    size_t room = strlen(h->dir.path) + NAME_BYTES;
-    char *path = name ? dcp__alloc(h->ctx, room) : NULL;
-    if (path) {
-        snprintf(path, room, "%s%s%s%s", h->dir.path, *h->dir.path ? "/" : "", name, end);
-    } else {
-        dcp__nomem(err);
+    char usual[DCP__HF_NAME_BYTES], temporary[DCP__HF_NAME_BYTES + 40];
+    dcp__hf_layout_name(&h->layout, f->number, usual);
+    char *name = dcp__hf_name(h->ctx, usual, h->generation), *path = NULL;
+    if (name) {
+        snprintf(temporary, sizeof temporary, "%s%s", name, ending);
+        path = dcp__hf_join(&h->dir, temporary);
     }
     dcp__free(h->ctx, name);
+    if (!path) {
+        dcp__nomem(err);
+    }
     return path;
 }
 
 /* ---- what is to be written ---- */
-
-static dcp_status check_items(const dcp_save_plan *p, dcp_error *err)
-{
-    for (size_t i = 0; i < p->n; i++) {
-        const dcp_write_item *item = &p->items[i];
-        if (item->kind == DCP_ITEM_OBJECT) {
-            return dcp__fail(err, DCP_UNSUPPORTED, "item \"%s\" is no tensor, which this form cannot hold",
-                             dcp__print(item->fqn).text);
-        }
-        if (item->tensor.data && item->tensor.device.type != DCP_DEVICE_CPU) {
-            return dcp__fail(err, DCP_UNSUPPORTED, "item \"%s\" is on a device; copy it to host memory first",
-                             dcp__print(item->fqn).text);
-        }
-    }
-    return DCP_OK;
-}
 
 static void drop_objects(dcp_save_plan *p)
 {
@@ -93,155 +83,226 @@ static dcp_status make_plan(hf_save *h, dcp_value *state, dcp_error *err)
     if (status == DCP_OK && h->opts->drop_objects) {
         drop_objects(h->plan);
     }
-    return status == DCP_OK ? check_items(h->plan, err) : status;
+    status = status == DCP_OK ? dcp__hf_layout_init(&h->layout, h->ctx, h->opts, h->rank, err) : status;
+    return status == DCP_OK ? dcp__hf_layout_check(&h->layout, h->plan, err) : status;
 }
 
-/* The k-th chunk of a name that this rank writes goes to its file number k. */
-static dcp_status assign_files(hf_save *h, dcp_error *err)
+/* Collective. Decides which file each item goes to. */
+static dcp_status number_items(hf_save *h, uint64_t *words, dcp_error *err)
 {
-    dcp__strmap names;
-    dcp_status status = DCP_OK;
-    uint32_t *counts = dcp__calloc(h->ctx, h->plan->n, sizeof *counts); /* [first item of a name] */
-    h->file_of = dcp__calloc(h->ctx, h->plan->n, sizeof *h->file_of);
-    h->n_files = 1; /* also of a rank that has nothing: the file tells that it took part */
-    dcp__strmap_init(&names, h->ctx);
-    if (!counts || !h->file_of) {
+    dcp_status status = dcp__hf_layout_number(&h->layout, h->plan, h->group.local->writes, err);
+    status = dcp__agree_u64(&h->step, status, dcp__hf_layout_word(&h->layout), words, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    for (int r = 0; r < h->world; r++) {
+        if (!dcp__hf_layout_writes(words[r])) {
+            h->empty[h->n_empty++] = (uint32_t)r + 1;
+        }
+    }
+    return dcp__agree(&h->step, dcp__hf_layout_agree(&h->layout, words, h->world, h->plan->n, err), err);
+}
+
+/* ---- layout of the files ---- */
+
+static int by_number(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Makes a file for each number that this rank's items have. */
+static dcp_status list_files(hf_save *h, dcp_error *err)
+{
+    size_t n = 0;
+    uint32_t *numbers = dcp__calloc(h->ctx, h->plan->n, sizeof *numbers);
+    h->files = dcp__calloc(h->ctx, h->plan->n, sizeof *h->files);
+    if (!numbers || !h->files) {
+        dcp__free(h->ctx, numbers);
+        return dcp__nomem(err);
+    }
+    for (size_t i = 0; i < h->plan->n; i++) {
+        if (h->layout.number_of[i]) {
+            numbers[n++] = h->layout.number_of[i];
+        }
+    }
+    if (n) {
+        qsort(numbers, n, sizeof *numbers, by_number);
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (i == 0 || numbers[i] != numbers[i - 1]) {
+            h->files[h->n_files++].number = numbers[i];
+        }
+    }
+    dcp__free(h->ctx, numbers);
+    return DCP_OK;
+}
+
+static dcp_status lay_out_file(hf_save *h, own_file *f, const dcp_write_item **items, dcp_error *err)
+{
+    dcp__st_opts shards = {.world = h->world, .empty = h->empty, .n_empty = h->n_empty};
+    size_t n = 0;
+    for (size_t i = 0; i < h->plan->n; i++) {
+        if (h->layout.number_of[i] == f->number) {
+            items[n++] = &h->plan->items[i];
+        }
+    }
+    return dcp__hf_output_make(h->ctx, items, n, h->opts->whole ? NULL : &shards, &f->content, err);
+}
+
+static dcp_status lay_out(hf_save *h, dcp_error *err)
+{
+    dcp_status status =
+        dcp__device_items_attach(h->ctx, &h->device_opts, &h->transfer, h->plan->items, h->plan->n, &h->devices, err);
+    const dcp_write_item **items = dcp__calloc(h->ctx, h->plan->n, sizeof *items);
+    status = status == DCP_OK && !items ? dcp__nomem(err) : status;
+    status = status == DCP_OK ? list_files(h, err) : status;
+    for (size_t i = 0; i < h->n_files && status == DCP_OK; i++) {
+        status = lay_out_file(h, &h->files[i], items, err);
+    }
+    dcp__free(h->ctx, items);
+    return status;
+}
+
+/* ---- what rank 0 knows of all files ---- */
+
+static bool put_file_facts(const hf_save *h, const own_file *f, json_t *files, json_t *map, json_int_t *total)
+{
+    char name[DCP__HF_NAME_BYTES];
+    dcp__hf_layout_name(&h->layout, f->number, name);
+    bool ok = json_object_set_new(files, name, json_integer(h->rank)) == 0;
+    for (size_t i = 0; i < f->content.n && h->opts->whole && ok; i++) {
+        const dcp_write_item *item = f->content.items[i];
+        ok = json_object_setn_new(map, item->fqn.ptr, item->fqn.len, json_string(name)) == 0;
+        *total += (json_int_t)item->bytes;
+    }
+    return ok;
+}
+
+/* Of this rank: {"files": {name: rank}, "weight_map": {tensor: name}, "total_size": bytes}; the map only of whole tensors. */
+static char *own_facts(const hf_save *h)
+{
+    json_t *files = json_object(), *map = json_object(), *root = NULL;
+    json_int_t total = 0;
+    bool ok = files && map;
+    for (size_t i = 0; i < h->n_files && ok; i++) {
+        ok = put_file_facts(h, &h->files[i], files, map, &total);
+    }
+    root = ok ? json_pack("{sOsOsI}", "files", files, "weight_map", map, "total_size", total) : NULL;
+    char *text = root ? json_dumps(root, JSON_COMPACT) : NULL;
+    json_decref(root);
+    json_decref(files);
+    json_decref(map);
+    return text;
+}
+
+static dcp_status add_files(hf_save *h, const json_t *files, int rank, dcp_error *err)
+{
+    const char *name;
+    json_t *unused;
+    json_object_foreach((json_t *)files, name, unused)
+    {
+        const json_t *other = json_object_get(h->owners, name);
+        if (other) {
+            return dcp__fail(err, DCP_ARG, "ranks %d and %d both have tensors of %s: give each file to one rank, or save shards",
+                             (int)json_integer_value(other), rank, name);
+        }
+        if (json_object_set_new(h->owners, name, json_integer(rank)) != 0) {
+            return dcp__nomem(err);
+        }
+    }
+    return DCP_OK;
+}
+
+static dcp_status add_facts(hf_save *h, int rank, dcp_str text, dcp_error *err)
+{
+    json_t *root;
+    dcp_status status = dcp__json_parse(h->ctx, text, DCP_NO_OFFSET, "list of files of a rank", &root, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    status = add_files(h, json_object_get(root, "files"), rank, err);
+    if (status == DCP_OK && json_object_update(h->weight_map, json_object_get(root, "weight_map")) != 0) {
         status = dcp__nomem(err);
     }
-    for (size_t i = 0; i < h->plan->n && status == DCP_OK; i++) {
-        uint64_t first;
-        if (!h->group.local->writes[i]) {
-            continue;
-        }
-        status = dcp__strmap_add(&names, h->plan->items[i].fqn, i, &first, err);
-        if (status == DCP_OK) {
-            first = first == UINT64_MAX ? i : first;
-            h->file_of[i] = counts[first]++;
-            h->n_files = counts[first] > h->n_files ? counts[first] : h->n_files;
-        }
+    h->total_size += json_integer_value(json_object_get(root, "total_size"));
+    json_decref(root);
+    return status;
+}
+
+/* Rank 0's. */
+static dcp_status merge_facts(hf_save *h, const dcp__parts *facts, dcp_error *err)
+{
+    h->owners = json_object();
+    h->weight_map = json_object();
+    dcp_status status = h->owners && h->weight_map ? DCP_OK : dcp__nomem(err);
+    for (int r = 0; r < h->world && status == DCP_OK; r++) {
+        size_t len;
+        const char *text = (const char *)dcp__part(facts, r, &len);
+        status = add_facts(h, r, (dcp_str){text, len}, err);
     }
-    dcp__strmap_reset(&names);
-    dcp__free(h->ctx, counts);
+    return status;
+}
+
+/* Collective. */
+static dcp_status collect_facts(hf_save *h, dcp_status mine, dcp_error *err)
+{
+    dcp__parts facts = {0};
+    char *text = mine == DCP_OK ? own_facts(h) : NULL;
+    mine = mine == DCP_OK && !text ? dcp__nomem(err) : mine;
+    dcp_status status = dcp__gather(&h->step, mine, 0, text, text ? strlen(text) : 0, &facts, err);
+    if (status == DCP_OK) {
+        status = dcp__agree(&h->step, h->rank == 0 ? merge_facts(h, &facts, err) : DCP_OK, err);
+    }
+    dcp__parts_free(&facts);
+    free(text);
     return status;
 }
 
 /* ---- files ---- */
 
-static dcp_status write_elements(const hf_save *h, dcp_file *f, const dcp_write_item *item, uint64_t at, uint8_t *buf,
-                                 dcp_error *err)
+static dcp_status write_file(hf_save *h, const own_file *f, dcp_error *err)
 {
-    dcp_status status = DCP_OK;
-    for (uint64_t done = 0; done < item->bytes && status == DCP_OK;) {
-        size_t n = item->bytes - done < BLOCK_BYTES ? (size_t)(item->bytes - done) : BLOCK_BYTES;
-        const uint8_t *bytes;
-        status = dcp__item_bytes(item, done, n, buf, &bytes, err);
-        status = status == DCP_OK ? h->storage->ops->write_at(f, bytes, n, at + done, err) : status;
-        done += n;
-    }
-    return status == DCP_OK ? status : dcp__prefix(err, status, "item \"%s\": ", dcp__print(item->fqn).text);
-}
-
-/* The items of one file, its header, and where each begins. */
-typedef struct shard {
-    const dcp_write_item **items;
-    dcp__st_entry *entries;
-    uint64_t *offsets;
-    size_t n;
-    dcp__buf header;
-} shard;
-
-static dcp_status lay_out(hf_save *h, uint64_t file, shard *s, dcp_error *err)
-{
-    uint64_t total;
-    dcp__st_opts opts = {.world = h->world};
-    size_t n = h->plan->n;
-    dcp__buf_init(&s->header, h->ctx);
-    s->items = dcp__calloc(h->ctx, n, sizeof *s->items);
-    s->entries = dcp__calloc(h->ctx, n, sizeof *s->entries);
-    s->offsets = dcp__calloc(h->ctx, n, sizeof *s->offsets);
-    if (!s->items || !s->entries || !s->offsets) {
-        return dcp__nomem(err);
-    }
-    for (size_t i = 0; i < n; i++) {
-        const dcp_write_item *item = &h->plan->items[i];
-        static const int64_t nowhere = 0; /* a scalar's offsets */
-        if (h->group.local->writes[i] && h->file_of[i] == file) {
-            s->items[s->n] = item;
-            s->entries[s->n++] = (dcp__st_entry){.name = item->fqn,
-                                                 .dtype = item->dtype,
-                                                 .ndim = item->ndim,
-                                                 .extents = item->box.sizes,
-                                                 .saved_offsets = item->ndim ? item->box.offsets : &nowhere,
-                                                 .global_extents = item->ndim ? item->global_extents : &nowhere};
-        }
-    }
-    return dcp__safetensors_header(&s->header, s->entries, s->n, &opts, s->offsets, &total, err);
-}
-
-static dcp_status write_content(hf_save *h, const shard *s, dcp_file *f, dcp_error *err)
-{
-    uint8_t *buf = dcp__alloc_aligned(h->ctx, 4096, BLOCK_BYTES);
-    dcp_status status = buf ? h->storage->ops->write_at(f, s->header.data, s->header.len, 0, err) : dcp__nomem(err);
-    for (size_t i = 0; i < s->n && status == DCP_OK; i++) {
-        status = write_elements(h, f, s->items[i], s->offsets[i], buf, err);
-        h->report.bytes += s->items[i]->bytes;
-    }
-    h->report.bytes += s->header.len;
-    dcp__free_aligned(h->ctx, buf);
-    if (status == DCP_OK && !h->opts->no_sync) {
-        dcp_error fault = DCP_ERROR_INIT;
-        status = dcp__synced(h->storage->ops->sync(f, &fault), &fault, err);
-    }
+    char *path = path_of(h, f, DCP__CV_TEMPORARY, err);
+    dcp_status status = path ? dcp__hf_output_write(&f->content, h->storage, path, h->opts->no_sync, err) : DCP_NOMEM;
+    dcp__free(h->ctx, path);
+    h->n_written += status == DCP_OK;
+    h->report.n_tensors += f->content.n;
+    h->report.bytes += f->content.bytes;
     return status;
 }
 
-static dcp_status write_file(hf_save *h, uint64_t file, dcp_error *err)
+static dcp_status write_files(hf_save *h, dcp_error *err)
 {
-    shard s = {0};
-    dcp_file *f;
-    char *name = file_name(h, file, DCP__CV_TEMPORARY, err);
-    dcp_status status = name ? lay_out(h, file, &s, err) : DCP_NOMEM;
-    if (status == DCP_OK) {
-        unsigned flags = DCP_OPEN_WRITE | DCP_OPEN_CREATE | DCP_OPEN_TRUNCATE | (h->opts->no_sync ? 0 : DCP_OPEN_WRITEBACK);
-        status = h->storage->ops->open(h->storage, name, flags, &f, err);
+    dcp_status status = DCP_OK;
+    for (size_t i = 0; i < h->n_files && status == DCP_OK; i++) {
+        status = write_file(h, &h->files[i], err);
     }
-    if (status == DCP_OK) {
-        h->n_written++;
-        status = write_content(h, &s, f, err);
-        dcp_status closed = h->storage->ops->close(f, status == DCP_OK ? err : NULL);
-        status = status == DCP_OK ? closed : status;
-    }
-    h->report.n_tensors += s.n;
-    dcp__buf_reset(&s.header);
-    dcp__free(h->ctx, s.items);
-    dcp__free(h->ctx, s.entries);
-    dcp__free(h->ctx, s.offsets);
-    dcp__free(h->ctx, name);
     return status;
 }
 
 static void discard_files(hf_save *h)
 {
-    for (uint64_t i = 0; i < h->n_written; i++) {
-        char *name = file_name(h, i, DCP__CV_TEMPORARY, NULL);
-        if (name) {
-            h->storage->ops->remove(h->storage, name, NULL);
+    for (size_t i = 0; i < h->n_written; i++) {
+        char *path = path_of(h, &h->files[i], DCP__CV_TEMPORARY, NULL);
+        if (path) {
+            h->storage->ops->remove(h->storage, path, NULL);
         }
-        dcp__free(h->ctx, name);
+        dcp__free(h->ctx, path);
     }
 }
 
 static dcp_status publish_files(hf_save *h, dcp_error *err)
 {
     dcp_status status = DCP_OK;
-    for (uint64_t i = 0; i < h->n_files && status == DCP_OK; i++) {
-        char *from = file_name(h, i, DCP__CV_TEMPORARY, err), *to = file_name(h, i, "", err);
+    for (size_t i = 0; i < h->n_files && status == DCP_OK; i++) {
+        char *from = path_of(h, &h->files[i], DCP__CV_TEMPORARY, err), *to = path_of(h, &h->files[i], "", err);
         status = from && to ? h->storage->ops->rename(h->storage, from, to, err) : DCP_NOMEM;
         h->report.n_files += status == DCP_OK;
         dcp__free(h->ctx, from);
         dcp__free(h->ctx, to);
     }
-    if (status == DCP_OK && !h->opts->no_sync && h->storage->ops->sync_dir) {
+    if (status == DCP_OK && h->n_files && !h->opts->no_sync && h->storage->ops->sync_dir) {
         dcp_error fault = DCP_ERROR_INIT;
         status = dcp__synced(h->storage->ops->sync_dir(h->storage, h->dir.path, &fault), &fault, err);
     }
@@ -252,7 +313,13 @@ static dcp_status publish_files(hf_save *h, dcp_error *err)
 
 static dcp__hf_model model_of(const hf_save *h)
 {
-    return (dcp__hf_model){&h->files, false};
+    return (dcp__hf_model){&h->names, h->opts->whole};
+}
+
+/* Called as files are that a save may replace. */
+static bool is_replaceable(const hf_save *h, const char *name)
+{
+    return h->opts->overwrite && (strncmp(name, "shard-", 6) == 0 || dcp__hf_is_usual_name(name));
 }
 
 static dcp_status enter(hf_save *h, dcp_error *err)
@@ -260,41 +327,74 @@ static dcp_status enter(hf_save *h, dcp_error *err)
     dcp_status status = dcp__hf_enter(&h->dir, err);
     for (size_t i = 0; i < h->dir.live.n && status == DCP_OK; i++) {
         const char *name = h->dir.live.names[i];
-        if (!h->opts->overwrite || strncmp(name, "shard-", 6) != 0) {
+        if (!is_replaceable(h, name)) {
             status = dcp__fail(err, DCP_EXISTS, "%s is there, and would be read together with the new files", name);
         }
     }
-    return status;
-}
-
-/* Names of the shards of all ranks, as they are called so far. */
-static dcp_status list_files(hf_save *h, const uint64_t *files, dcp_error *err)
-{
-    dcp_status status = DCP_OK;
-    dcp__names_reset(h->ctx, &h->files);
-    for (int r = 0; r < h->world; r++) {
-        for (uint64_t i = 0; i < files[r] && status == DCP_OK; i++) {
-            char *name = shard_name(h, r, i);
-            status = name ? dcp__names_add(h->ctx, &h->files, name, err) : dcp__nomem(err);
-            dcp__free(h->ctx, name);
-        }
+    if (status == DCP_OK && h->dir.has_index && !h->opts->overwrite) {
+        status = dcp__fail(err, DCP_EXISTS, DCP__HF_INDEX " is there");
     }
     return status;
 }
 
-static dcp_status begin(hf_save *h, const uint64_t *files, dcp_error *err)
+/* Names of the files of all ranks, as they are called so far. */
+static dcp_status list_names(hf_save *h, dcp_error *err)
+{
+    const char *usual;
+    json_t *unused;
+    dcp__names_reset(h->ctx, &h->names);
+    json_object_foreach(h->owners, usual, unused)
+    {
+        char *name = dcp__hf_name(h->ctx, usual, h->generation);
+        dcp_status status = name ? dcp__names_add(h->ctx, &h->names, name, err) : dcp__nomem(err);
+        dcp__free(h->ctx, name);
+        if (status != DCP_OK) {
+            return status;
+        }
+    }
+    return DCP_OK;
+}
+
+static dcp_status begin(hf_save *h, dcp_error *err)
 {
     const dcp__hf_model m = model_of(h);
-    dcp_status status = list_files(h, files, err);
+    dcp_status status = list_names(h, err);
     status = status == DCP_OK ? dcp__hf_generation(&h->dir, &m, &h->generation, err) : status;
-    status = status == DCP_OK ? list_files(h, files, err) : status;
+    status = status == DCP_OK ? list_names(h, err) : status;
     return status == DCP_OK ? dcp__hf_begin(&h->dir, &m, err) : status;
+}
+
+/* The names in the map become those of the generation. */
+static bool rename_in_map(const hf_save *h)
+{
+    const char *tensor;
+    json_t *file;
+    bool ok = true;
+    json_object_foreach(h->weight_map, tensor, file)
+    {
+        char *name = dcp__hf_name(h->ctx, json_string_value(file), h->generation);
+        ok = ok && name && json_string_set(file, name) == 0;
+        dcp__free(h->ctx, name);
+    }
+    return ok;
+}
+
+static char *index_text(const hf_save *h)
+{
+    json_t *index =
+        rename_in_map(h) ? json_pack("{s{sI}sO}", "metadata", "total_size", h->total_size, "weight_map", h->weight_map) : NULL;
+    char *text = index ? json_dumps(index, JSON_INDENT(2)) : NULL;
+    json_decref(index);
+    return text;
 }
 
 static dcp_status commit(hf_save *h, dcp_error *err)
 {
     const dcp__hf_model m = model_of(h);
-    return dcp__hf_commit(&h->dir, &m, NULL, err);
+    char *index = m.has_index ? index_text(h) : NULL;
+    dcp_status status = m.has_index && !index ? dcp__nomem(err) : dcp__hf_commit(&h->dir, &m, index, err);
+    free(index);
+    return status;
 }
 
 static void take_back(hf_save *h)
@@ -305,30 +405,28 @@ static void take_back(hf_save *h)
 
 /* ---- all ---- */
 
-/* Files of this rank, how many parts the names of all tell of, and of which generation they are. */
-static dcp_status find_names(hf_save *h, uint64_t *values, dcp_error *err)
+/* Collective. When it returns all ranks know their files, and that nothing but reading and storing can fail any more. */
+static dcp_status prepare(hf_save *h, dcp_value *state, dcp_error *err)
 {
-    dcp_status status = assign_files(h, err);
-    status = dcp__agree_u64(&h->step, status, h->n_files, values, err);
-    for (int r = 0; r < h->world && status == DCP_OK; r++) {
-        h->parts = values[r] > h->parts ? values[r] : h->parts;
+    uint64_t *words = dcp__calloc(h->ctx, (size_t)h->world, sizeof *words);
+    h->empty = dcp__calloc(h->ctx, (size_t)h->world, sizeof *h->empty);
+    dcp_status status = words && h->empty ? make_plan(h, state, err) : dcp__nomem(err);
+    status = status == DCP_OK && h->rank == 0 ? enter(h, err) : status;
+    status = dcp__group_plan_make(&h->group, h->plan, status, NULL, NULL, err);
+    status = status == DCP_OK ? number_items(h, words, err) : status;
+    status = status == DCP_OK ? collect_facts(h, lay_out(h, err), err) : status;
+    if (status == DCP_OK) {
+        status = h->rank == 0 ? begin(h, err) : DCP_OK;
+        status = dcp__agree_u64(&h->step, status, h->generation, words, err);
+        h->generation = status == DCP_OK ? words[0] : 0;
     }
-    if (status != DCP_OK) {
-        return status;
-    }
-    status = h->rank == 0 ? begin(h, values, err) : DCP_OK;
-    status = dcp__agree_u64(&h->step, status, h->generation, values, err);
-    h->generation = status == DCP_OK ? values[0] : 0;
+    dcp__free(h->ctx, words);
     return status;
 }
 
 static dcp_status write_and_publish(hf_save *h, dcp_error *err)
 {
-    dcp_status status = DCP_OK;
-    for (uint64_t i = 0; i < h->n_files && status == DCP_OK; i++) {
-        status = write_file(h, i, err);
-    }
-    status = dcp__agree(&h->step, status, err);
+    dcp_status status = dcp__agree(&h->step, write_files(h, err), err);
     status = status == DCP_OK ? dcp__agree(&h->step, publish_files(h, err), err) : status;
     if (status != DCP_OK) {
         discard_files(h);
@@ -336,12 +434,9 @@ static dcp_status write_and_publish(hf_save *h, dcp_error *err)
     return status;
 }
 
-static dcp_status save(hf_save *h, dcp_value *state, uint64_t *values, dcp_error *err)
+static dcp_status save(hf_save *h, dcp_value *state, dcp_error *err)
 {
-    dcp_status status = values ? make_plan(h, state, err) : dcp__nomem(err);
-    status = status == DCP_OK && h->rank == 0 ? enter(h, err) : status;
-    status = dcp__group_plan_make(&h->group, h->plan, status, NULL, NULL, err);
-    status = status == DCP_OK ? find_names(h, values, err) : status;
+    dcp_status status = prepare(h, state, err);
     status = status == DCP_OK ? write_and_publish(h, err) : status;
     bool is_published = status == DCP_OK;
     status = is_published && h->rank == 0 ? commit(h, err) : status;
@@ -364,6 +459,38 @@ static dcp_status attach(hf_save *h, const char *path, dcp_error *err)
     return status;
 }
 
+static void set_up(hf_save *h)
+{
+    h->step = (dcp__step){h->ctx, h->opts->comm, "write", h->opts->failures};
+    h->rank = dcp__step_rank(&h->step);
+    h->world = dcp__step_size(&h->step);
+    h->group.step = h->step;
+    h->group.step.phase = "plan";
+    h->group.opts = (dcp__global_opts){.world = h->world, .rank = h->rank, .dedup_to_lowest = h->opts->dedup_to_lowest};
+    h->device_opts.stream = h->opts->stream;
+    h->device_opts.copy_ahead_bytes = h->opts->copy_ahead_bytes;
+}
+
+static void reset(hf_save *h)
+{
+    for (size_t i = 0; i < h->n_files; i++) {
+        dcp__hf_output_reset(&h->files[i].content);
+    }
+    dcp__device_items_reset(&h->devices);
+    dcp__transfer_free(h->transfer);
+    dcp__group_plan_reset(&h->group);
+    dcp__hf_layout_reset(&h->layout);
+    dcp_save_plan_free(h->plan);
+    dcp__names_reset(h->ctx, &h->names);
+    json_decref(h->owners);
+    json_decref(h->weight_map);
+    dcp__free(h->ctx, h->files);
+    dcp__free(h->ctx, h->empty);
+    if (h->owns_storage) {
+        dcp_storage_free(h->storage);
+    }
+}
+
 dcp_status dcp_hf_save(dcp_context *ctx, const char *path, dcp_value *state, const dcp_hf_save_opts *opts,
                        dcp_hf_save_report *report, dcp_error *err)
 {
@@ -372,24 +499,15 @@ dcp_status dcp_hf_save(dcp_context *ctx, const char *path, dcp_value *state, con
         return dcp__fail(err, DCP_ARG, "hugging face: no path or state, or options of another version");
     }
     ctx = dcp__context(ctx);
-    hf_save h = {.ctx = ctx, .opts = opts ? opts : &none, .report = DCP_HF_SAVE_REPORT_INIT};
-    h.step = (dcp__step){ctx, h.opts->comm, "write", h.opts->failures};
-    h.rank = dcp__step_rank(&h.step);
-    h.world = dcp__step_size(&h.step);
-    h.group.step = h.step;
-    h.group.step.phase = "plan";
-    h.group.opts = (dcp__global_opts){.world = h.world, .rank = h.rank};
-    uint64_t *values = dcp__calloc(ctx, (size_t)h.world, sizeof *values);
+    hf_save h = {.ctx = ctx,
+                 .opts = opts ? opts : &none,
+                 .device_opts = DCP_SAVE_OPTS_INIT,
+                 .devices = {.ctx = ctx},
+                 .report = DCP_HF_SAVE_REPORT_INIT};
+    set_up(&h);
     dcp_status status = dcp__agree(&h.step, attach(&h, path, err), err);
-    status = status == DCP_OK ? save(&h, state, values, err) : status;
-    dcp__group_plan_reset(&h.group);
-    dcp_save_plan_free(h.plan);
-    dcp__names_reset(ctx, &h.files);
-    dcp__free(ctx, values);
-    dcp__free(ctx, h.file_of);
-    if (h.owns_storage) {
-        dcp_storage_free(h.storage);
-    }
+    status = status == DCP_OK ? save(&h, state, err) : status;
+    reset(&h);
     if (status == DCP_OK && report) {
         *report = h.report;
     }

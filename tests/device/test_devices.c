@@ -158,6 +158,41 @@ static void devices__files_are_those_of_a_save_from_host_memory(void **unused)
     }
 }
 
+static file_bytes hf_file_of(dcp_storage *st, dcp_value *state, uint64_t copy_ahead_bytes)
+{
+    dcp_hf_save_opts opts = DCP_HF_SAVE_OPTS_INIT;
+    dcp_error err = DCP_ERROR_INIT;
+    opts.storage = st;
+    opts.whole = opts.drop_objects = true;
+    opts.copy_ahead_bytes = copy_ahead_bytes;
+    if (dcp_hf_save(NULL, "", state, &opts, NULL, &err) != DCP_OK) {
+        fail_msg("%s", err.message);
+    }
+    return get_file(st, "model-00001-of-00001.safetensors");
+}
+
+static void devices__hugging_face_files_are_those_of_host_memory(void **unused)
+{
+    (void)unused;
+    test_random rnd = test_random_seeded("devices hugging face");
+    for (int k = 0; k < 2; k++) {
+        for (uint64_t ahead = 0; ahead <= 3 * MIB; ahead += 3 * MIB) {
+            both[k].reset();
+            twins t = twins_make(&both[k], 0, &rnd);
+            dcp_storage *host = memory_storage(), *device = memory_storage();
+            file_bytes a = hf_file_of(host, t.host, ahead), b = hf_file_of(device, t.device, ahead);
+            assert_int_equal(a.n, b.n);
+            assert_memory_equal(a.data, b.data, a.n);
+            assert_clean(&both[k]);
+            free(a.data);
+            free(b.data);
+            dcp_storage_free(host);
+            dcp_storage_free(device);
+            twins_free(&t);
+        }
+    }
+}
+
 /* R7.24, R11.11: the caller's stream is waited for, and only it. */
 static void devices__the_callers_stream_is_waited_for(void **unused)
 {
@@ -784,6 +819,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(devices__files_are_those_of_a_save_from_host_memory),
+        cmocka_unit_test(devices__hugging_face_files_are_those_of_host_memory),
         cmocka_unit_test(devices__the_callers_stream_is_waited_for),
         cmocka_unit_test(devices__background_saves_store_the_same),
         cmocka_unit_test(devices__content_is_compared),

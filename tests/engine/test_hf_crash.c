@@ -33,7 +33,8 @@ typedef struct way {
     bool is_mapped; /* files have names of the caller's */
     bool is_shards; /* by dcp_hf_save */
     bool lacks_index;
-    int parts; /* shards */
+    int parts;     /* shards */
+    bool is_whole; /* by dcp_hf_save, but whole tensors */
 } way;
 
 static const way one = {.name = "one file"};
@@ -43,6 +44,8 @@ static const way mapped = {.name = "mapped", .is_mapped = true};
 static const way no_index = {.name = "without an index", .max_file_bytes = ELEMS * sizeof(float), .lacks_index = true};
 static const way shard = {.name = "one shard", .is_shards = true, .parts = 1};
 static const way shards = {.name = "shards", .is_shards = true, .parts = 2};
+
+static const way whole = {.name = "whole tensors", .is_shards = true, .parts = 1, .is_whole = true};
 
 static char name_of_tensor(int i)
 {
@@ -111,8 +114,12 @@ static int tear_down(void **state)
 static dcp_status write_shards(const way *how, dcp_storage *st, int number, bool overwrite, dcp_error *err)
 {
     dcp_hf_save_opts opts = DCP_HF_SAVE_OPTS_INIT;
+    static const dcp_hf_place places[TENSORS] = {{{"a", 1}, 1}, {{"b", 1}, 2}, {{"c", 1}, 2}};
     opts.storage = st;
     opts.overwrite = overwrite;
+    opts.whole = how->is_whole;
+    opts.places = how->is_whole ? places : NULL;
+    opts.n_places = how->is_whole ? TENSORS : 0;
     dcp_value *root = state_of(number, how->parts);
     dcp_status status = dcp_hf_save(ctx, "", root, &opts, NULL, err);
     dcp_value_free(root);
@@ -398,6 +405,7 @@ static void hf_crash__a_new_model_is_whole_or_refused(void **state)
     (void)state;
     sweep_over(NULL, &one, true);
     sweep_over(NULL, &many, true);
+    sweep_over(NULL, &whole, true);
     sweep_over(NULL, &mapped, false); /* a plain reader takes model.safetensors for the whole of it */
     sweep_over(NULL, &shards, false);
 }
@@ -414,6 +422,9 @@ static void hf_crash__replacing_leaves_the_old_or_the_new(void **state)
     sweep_over(&mapped, &many, false);
     sweep_over(&many, &mapped, false);
     sweep_over(&mapped, &one, false);
+    sweep_over(&whole, &whole, true);
+    sweep_over(&one, &whole, true);
+    sweep_over(&whole, &shards, false);
 }
 
 /* Nothing but the mark says which of two sets of files counts. */

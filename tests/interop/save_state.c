@@ -2,7 +2,8 @@
  *
  *     save_state PATH RELEASE [FORM]
  *
- * RELEASE: dtypes that it does not know are left out; 213 is PyTorch 2.13. FORM: plain (default), files, items, align, zstd. */
+ * RELEASE: dtypes that it does not know are left out; 213 is PyTorch 2.13. FORM: plain (default), files, items, align,
+ * zstd; hf, hf-whole: a Hugging Face directory. */
 #include <dcp/dcp.h>
 #include <math.h>
 #include <stdio.h>
@@ -247,13 +248,20 @@ static void add_names(dcp_value *state)
     put(state, "", integer(2));
 }
 
-/* Hugging Face shards of the tensors that PyTorch's reader can put together. */
-static int save_shards(const char *path)
+/* A Hugging Face directory: shards of the tensors that PyTorch's reader can put together, or whole tensors in two files. */
+static int save_hf(const char *path, bool whole)
 {
+    static const dcp_hf_place places[] = {{{"plain", 5}, 2}, {{"scalar", 6}, 1}};
     dcp_hf_save_opts opts = DCP_HF_SAVE_OPTS_INIT;
     dcp_value *state = dict();
     opts.no_sync = true;
-    add_sharded(state);
+    opts.whole = whole;
+    if (whole) {
+        opts.places = places;
+        opts.n_places = 2;
+    } else {
+        add_sharded(state);
+    }
     put(state, "plain", view(DCP_UINT8, SHAPE(4), NULL, fill(DCP_UINT8, 4, 105)));
     put(state, "scalar", view(DCP_FLOAT32, 0, NULL, NULL, fill(DCP_FLOAT32, 4, 106)));
     must(dcp_hf_save(NULL, path, state, &opts, NULL, &err));
@@ -268,8 +276,8 @@ int main(int argc, char **argv)
     if (argc < 3) {
         return 2;
     }
-    if (strcmp(form, "hf") == 0) {
-        return save_shards(argv[1]);
+    if (strncmp(form, "hf", 2) == 0) {
+        return save_hf(argv[1], strcmp(form, "hf-whole") == 0);
     }
     dcp_value *state = dict();
     add_dtypes(state, atoi(argv[2]));

@@ -222,6 +222,19 @@ class Convert(unittest.TestCase):
         convert(self.dir / "shards", self.dir / "whole", "hf")
         self.assertEqual(digests(safetensors.torch.load_file(self.dir / "whole" / "model.safetensors")), digests(expected))
 
+    @unittest.skipIf(RELEASE < (2, 9), "no HuggingFaceStorageReader")
+    def test_whole_tensors_by_a_mapping_are_as_pytorchs(self):
+        """The same files and the same index as PyTorch's writer makes of the same mapping."""
+        expected = {"plain": fill(torch.uint8, 4, 105), "scalar": fill(torch.float32, 1, 106).reshape(())}
+        writer = dcp.HuggingFaceStorageWriter(str(self.dir / "theirs"), fqn_to_index_mapping={"plain": 2, "scalar": 1})
+        dcp.save(expected, storage_writer=writer, no_dist=True)
+        run(SAVE_STATE, self.dir / "ours", 0, "hf-whole")
+        self.assertEqual(*(sorted(path.name for path in (self.dir / side).iterdir()) for side in ("ours", "theirs")))
+        self.assertEqual(*(json.loads((self.dir / side / "model.safetensors.index.json").read_text()) for side in ("ours", "theirs")))
+        target = {key: torch.zeros_like(value) for key, value in expected.items()}
+        dcp.load(target, storage_reader=dcp.HuggingFaceStorageReader(str(self.dir / "ours")), no_dist=True)
+        self.assertEqual(digests(target), digests(expected))
+
     # ---- casts ----
 
     def test_casts_are_pytorchs(self):
