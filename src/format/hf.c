@@ -266,6 +266,12 @@ static dcp_status check_weight_map(const builder *b, json_t *map, dcp_error *err
     if (!json_is_object(map)) {
         return dcp__fail(err, DCP_FORMAT, DCP__HF_INDEX ": no object weight_map");
     }
+    for (size_t i = 0; i < b->n && json_object_size(map) == 0; i++) {
+        if (b->files[i].header->n_tensors) {
+            return dcp__fail(err, DCP_FORMAT, DCP__HF_INDEX ": weight_map is empty, and there are tensors in file %s",
+                             dcp__print(b->files[i].name).text);
+        }
+    }
     const char *tensor;
     json_t *file;
     json_object_foreach(map, tensor, file)

@@ -504,7 +504,7 @@ static void hf__the_index_must_agree_with_the_files(void **state)
     (void)state;
     /* With an index, parts that it does not name need not exist. */
     assert_int_equal(with_index("{\"weight_map\":{\"t\":\"model-00001-of-00003.safetensors\"}}"), DCP_OK);
-    assert_int_equal(with_index("{\"weight_map\":{}, \"metadata\":{\"total_size\":4}}"), DCP_OK);
+    assert_int_equal(with_index("{\"weight_map\":{}, \"metadata\":{\"total_size\":4}}"), DCP_FORMAT); /* there are tensors */
     assert_int_equal(with_index("{\"weight_map\":{\"t\":\"model-00002-of-00003.safetensors\"}}"), DCP_NOT_FOUND);
     assert_int_equal(with_index("{\"weight_map\":{\"t\":\"model-00003-of-00003.safetensors\"}}"), DCP_FORMAT);
     assert_int_equal(with_index("{\"weight_map\":{\"u\":\"model-00001-of-00003.safetensors\"}}"), DCP_FORMAT);
@@ -514,6 +514,59 @@ static void hf__the_index_must_agree_with_the_files(void **state)
     assert_int_equal(with_index("[]"), DCP_FORMAT);
     assert_int_equal(with_index("{\"weight_map\":"), DCP_FORMAT);
     assert_int_equal(with_index(""), DCP_FORMAT);
+}
+
+/* A model without tensors has such an index. */
+static void hf__an_empty_index_is_that_of_empty_files(void **state)
+{
+    (void)state;
+    directory d = {0};
+    dcp__metadata *m;
+    add_file(&d, "model-00001-of-00001.safetensors", empty_file());
+    assert_int_equal(dcp__hf_metadata(ctx, d.files, d.n, dcp_str_of("{\"weight_map\":{}}"), false, &m, NULL), DCP_OK);
+    assert_int_equal(m->n_entries, 0);
+    dcp__metadata_free(m);
+    free_directory(&d);
+}
+
+/* ---- while a model is replaced ---- */
+
+static void hf__a_mark_leaves_the_choice_to_the_index(void **state)
+{
+    (void)state;
+    json_t *mark = json_loads("{\"model\":[\"old\"],\"ignored\":[\"new\",3]}", 0, NULL);
+    json_t *index = json_loads("{\"weight_map\":{\"t\":\"new\"}}", 0, NULL), *other = json_loads("[]", 0, NULL);
+    assert_true(dcp__hf_is_current(mark, NULL, "old") && dcp__hf_is_current(mark, NULL, "another"));
+    assert_false(dcp__hf_is_current(mark, NULL, "new"));
+    assert_true(dcp__hf_is_current(mark, index, "new"));
+    assert_false(dcp__hf_is_current(mark, index, "old") || dcp__hf_is_current(mark, index, "another"));
+    assert_true(dcp__hf_is_marked(mark, "old") && dcp__hf_is_marked(mark, "new"));
+    assert_false(dcp__hf_is_marked(mark, "another") || dcp__hf_is_marked(other, "old"));
+    assert_true(dcp__hf_is_current(other, NULL, "new"));
+    assert_false(dcp__hf_is_current(mark, other, "new")); /* it sends nothing anywhere */
+    json_decref(mark);
+    json_decref(index);
+    json_decref(other);
+}
+
+static void hf__stems_end_before_the_numbers(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *stem;
+    } cases[] = {
+        {"model.safetensors", "model"},
+        {"model-00001-of-00002.safetensors", "model"},
+        {"model.1-00001-of-00002.safetensors", "model.1"},
+        {"shard-00001-model-00001-of-00002.safetensors", "shard-00001-model"},
+        {"model-1-of-2.safetensors", "model-1-of-2"},
+        {"-00001-of-00002.safetensors", ""},
+        {".safetensors", ""},
+        {"other", "other"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        assert_int_equal(dcp__hf_stem_bytes(dcp_str_of(cases[i].name)), strlen(cases[i].stem));
+    }
 }
 
 /* ---- failing memory and random changes ---- */
@@ -581,6 +634,9 @@ int main(void)
         cmocka_unit_test(hf__shards_of_two_saves_are_refused),
         cmocka_unit_test(hf__global_sizes_that_overflow_are_refused),
         cmocka_unit_test(hf__the_index_must_agree_with_the_files),
+        cmocka_unit_test(hf__an_empty_index_is_that_of_empty_files),
+        cmocka_unit_test(hf__a_mark_leaves_the_choice_to_the_index),
+        cmocka_unit_test(hf__stems_end_before_the_numbers),
         cmocka_unit_test(hf__failing_allocations_leak_nothing),
         cmocka_unit_test(hf__random_changes_of_the_index_end_in_a_status),
     };
