@@ -77,6 +77,28 @@ typedef struct texts {
     size_t n;
 } texts;
 
+#define FORM(form) (1U << (form))
+
+/* Options that some forms know: given with others they would do nothing. */
+static const struct {
+    int key;
+    const char *name;
+    unsigned forms;
+} only_for[] = {
+    {KEY_RESUME, "--resume", FORM(DCP_TO_HF)},
+    {KEY_ALIAS, "--alias", FORM(DCP_TO_SAFETENSORS) | FORM(DCP_TO_HF)},
+    {KEY_OBJECTS, "--objects", FORM(DCP_TO_SAFETENSORS) | FORM(DCP_TO_HF)},
+    {KEY_MAX_FILE_SIZE, "--max-file-size", FORM(DCP_TO_HF)},
+    {KEY_MAPPING, "--mapping", FORM(DCP_TO_HF)},
+    {KEY_RANKS, "--ranks", FORM(DCP_TO_DCP)},
+    {KEY_FILES, "--files", FORM(DCP_TO_DCP)},
+    {KEY_TRANSFORM, "--transform", FORM(DCP_TO_DCP)},
+};
+
+#define N_ONLY_FOR (sizeof only_for / sizeof only_for[0])
+
+static const char *const forms[] = {"dcp", "torch", "safetensors", "hf"}; /* from DCP_TO_DCP on */
+
 typedef struct convert_args {
     options opts; /* opts.path is SRC */
     const char *to;
@@ -85,6 +107,7 @@ typedef struct convert_args {
     dcp_convert_cast *casts;
     dcp_convert_part *parts;
     progress progress;
+    bool has[N_ONLY_FOR]; /* which of those options were given */
 } convert_args;
 
 static void add_text(texts *t, const char *text)
@@ -154,12 +177,39 @@ static void add_prefix(struct argp_state *state, convert_args *args, const char 
     add_text(&args->edits, text);
 }
 
+static void note_given(convert_args *args, int key)
+{
+    for (size_t i = 0; i < N_ONLY_FOR; i++) {
+        args->has[i] |= only_for[i].key == key;
+    }
+}
+
+static void check_together(struct argp_state *state, const convert_args *args)
+{
+    const dcp_convert_opts *o = &args->convert;
+    if (!o->to) {
+        argp_error(state, "to which form? --to dcp, torch, safetensors or hf");
+        return;
+    }
+    for (size_t i = 0; i < N_ONLY_FOR; i++) {
+        if (args->has[i] && !(only_for[i].forms & FORM(o->to))) {
+            argp_error(state, "%s has no meaning with --to %s", only_for[i].name, forms[o->to - DCP_TO_DCP]);
+        }
+    }
+    if (o->mapping && o->max_file_bytes) {
+        argp_error(state, "--mapping says which file has which tensor, and --max-file-size would have no meaning");
+    }
+    if (o->resume && o->overwrite) {
+        argp_error(state, "--resume keeps what --force replaces");
+    }
+}
+
 static error_t parse_arguments(int key, char *arg, struct argp_state *state)
 {
     convert_args *args = state->input;
     error_t rc = options_parse_two_paths(key, arg, state, &args->opts, &args->to);
-    if (key == ARGP_KEY_END && !args->convert.to) {
-        argp_error(state, "to which form? --to dcp, torch, safetensors or hf");
+    if (key == ARGP_KEY_END) {
+        check_together(state, args);
     }
     return rc;
 }
@@ -185,9 +235,9 @@ static error_t parse_shape(int key, char *arg, struct argp_state *state)
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
-    static const char *const forms[] = {"dcp", "torch", "safetensors", "hf"};
     convert_args *args = state->input;
     dcp_convert_opts *o = &args->convert;
+    note_given(args, key);
     switch (key) {
     case KEY_TO: o->to = (dcp_convert_form)(DCP_TO_DCP + choose(state, "--to", arg, forms, 4)); return 0;
     case KEY_FORCE: o->overwrite = true; return 0;

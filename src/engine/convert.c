@@ -23,6 +23,14 @@ static dcp_status check_opts(const dcp_convert_opts *o, const dcp_convert_report
     if ((o->mapping || o->max_file_bytes || o->resume) && o->to != DCP_TO_HF) {
         return dcp__fail(err, DCP_ARG, "convert: a mapping, a file size and resuming are for Hugging Face directories");
     }
+    if (o->mapping && o->max_file_bytes) {
+        return dcp__fail(err, DCP_ARG, "convert: a mapping says which file has which tensor, a file size has no meaning then");
+    }
+    if ((o->files > 1 || o->file_per_item || o->align_payloads || o->transform || o->target_release) && o->to != DCP_TO_DCP) {
+        return dcp__fail(
+            err, DCP_ARG,
+            "convert: numbers of files, a file for each item, alignment, a transform and a release are for DCP directories");
+    }
     if (o->dequantize_block < 0) {
         return dcp__fail(err, DCP_ARG, "convert: blocks of %lld", (long long)o->dequantize_block);
     }

@@ -1,6 +1,7 @@
 /* convert: the options as the shell gives them, the exit status, and every golden checkpoint to every form and back. */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -162,6 +163,32 @@ static void convert__wrong_usage(void **state)
     tool_fails(2, "convert --to hf --split model a b");
     tool_fails(2, "convert --to hf --alias keep a b");
     tool_fails(2, "convert --to hf --max-file-size x a b");
+    tool_fails(2, "convert --to hf --force --resume a b");
+    tool_fails(2, "convert --to hf --mapping m --max-file-size 1KiB a b");
+}
+
+/* What would do nothing is a mistake, and named; the order of the options does not matter. */
+static void convert__options_of_other_forms_are_refused(void **state)
+{
+    (void)state;
+    static const char *const forms[] = {"dcp", "torch", "safetensors", "hf"};
+    static const struct {
+        const char *option, *value, *known; /* known: a letter of each form that knows it */
+    } cases[] = {
+        {"--resume", "", "h"},         {"--max-file-size", "=1KiB", "h"},
+        {"--mapping", "=m", "h"},      {"--alias", "=drop", "sh"},
+        {"--ranks", "=2", "d"},        {"--files", "=2", "d"},
+        {"--transform", "=zstd", "d"}, {"--objects", "=drop", "sh"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        for (size_t f = 0; f < 4; f++) {
+            bool is_known = strchr(cases[i].known, forms[f][0]) != NULL;
+            tool_run r = tool("convert %s%s --to %s /nowhere/a /nowhere/b", cases[i].option, cases[i].value, forms[f]);
+            assert_int_equal(r.status, is_known ? 1 : 2); /* 1: there is no source */
+            assert_true(is_known || strstr(r.err, cases[i].option));
+            tool_free(&r);
+        }
+    }
 }
 
 int main(void)
@@ -174,6 +201,7 @@ int main(void)
         cmocka_unit_test(convert__mapping_says_which_file),
         cmocka_unit_test(convert__status_is_0_only_with_a_result),
         cmocka_unit_test(convert__wrong_usage),
+        cmocka_unit_test(convert__options_of_other_forms_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
