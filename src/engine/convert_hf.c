@@ -21,6 +21,7 @@ typedef struct hf {
     dcp__cv_tensors *tensors; /* [file] */
     char **paths;             /* [file]: in the storage */
     bool *was_kept;           /* [file] */
+    bool is_complete;         /* the model that is there has an index, and must not be mixed with another one */
     dcp__hf_dir dir;          /* rank 0's */
 } hf;
 
@@ -287,19 +288,22 @@ static dcp_status rename_all(hf *h, uint64_t generation, dcp_error *err)
     return DCP_OK;
 }
 
-/* Collective: rank 0 looks what is there, and all call their files as that demands. */
+/* Collective: rank 0 looks what is there, and all call their files as that demands. What they learn is one number: the
+ * generation, and in its last bit whether there is a model. */
 static dcp_status find_names(hf *h, const char *to, dcp_status status, dcp_error *err)
 {
-    uint64_t generation = 0;
+    uint64_t generation = 0, found = 0;
     uint64_t *all = dcp__calloc(h->ctx, (size_t)dcp__step_size(&h->c->step), sizeof *all);
     status = status == DCP_OK && !all ? dcp__nomem(err) : status;
     if (status == DCP_OK && dcp__step_rank(&h->c->step) == 0) {
         status = enter(h, to, &generation, err);
+        found = generation << 1 | h->dir.has_index;
     }
-    status = dcp__agree_u64(&h->c->step, status, generation, all, err);
-    generation = status == DCP_OK ? all[0] : 0;
+    status = dcp__agree_u64(&h->c->step, status, found, all, err);
+    found = status == DCP_OK ? all[0] : 0;
     dcp__free(h->ctx, all);
-    return status == DCP_OK ? rename_all(h, generation, err) : status;
+    h->is_complete = found & 1;
+    return status == DCP_OK ? rename_all(h, found >> 1, err) : status;
 }
 
 /* ---- files ---- */
@@ -379,6 +383,11 @@ static dcp_status make_file(void *arg, size_t i, int worker, dcp_error *err)
     dcp__cv_file *f = &h->tensors[file].file;
     (void)worker;
     dcp_status status = dcp__cv_write_file(f, &h->was_kept[file], err);
+    if (status == DCP_OK && !h->c->opts->overwrite && !h->was_kept[file] && h->is_complete) {
+        status =
+            dcp__fail(err, DCP_EXISTS, "it is not what it should be, in a model that is complete: only overwriting replaces it");
+        status = dcp__cv_in_file(h->c, f->name, status, err);
+    }
     if (status == DCP_OK && !h->c->opts->overwrite && !h->was_kept[file]) {
         status = dcp__cv_publish_file(f, err);
     }

@@ -402,7 +402,8 @@ void dcp__hf_take_back(dcp__hf_dir *d, const dcp__hf_model *m, bool keeps)
     if (!d->is_marking || d->is_switched) {
         return;
     }
-    bool is_clean = keeps ? !is_any_there(d, m->files) && !is_any_there(d, &d->dead)
+    bool has_model = d->has_index && !d->mark; /* which says by itself what counts */
+    bool is_clean = keeps ? has_model || (!is_any_there(d, m->files) && !is_any_there(d, &d->dead))
                           : remove_all(d, m->files, &d->live, NULL) == DCP_OK && remove_all(d, &d->dead, NULL, NULL) == DCP_OK;
     remove_name(d, MARK_PART, NULL);
     if (is_clean && sync_names(d, NULL) == DCP_OK) {

@@ -328,6 +328,13 @@ static void convert__mistakes_are_named(void **state)
     opts = options(DCP_TO_SAFETENSORS);
     opts.resume = true;
     convert_fails(DCP_ARG, "from", "out", &opts, "resuming");
+    opts = options(DCP_TO_SAFETENSORS);
+    opts.align_payloads = true;
+    convert_fails(DCP_ARG, "from", "out", &opts, "alignment");
+    opts = options(DCP_TO_HF);
+    opts.mapping = "map.json";
+    opts.max_file_bytes = 16;
+    convert_fails(DCP_ARG, "from", "out", &opts, "mapping");
     opts = options(DCP_TO_TORCH);
     convert_fails(DCP_NOT_FOUND, "nowhere", "out", &opts, "nowhere");
     assert_false(is_there("out"));
@@ -438,6 +445,39 @@ static void convert__an_old_model_is_replaced_whole(void **state)
     opts.to = DCP_TO_HF;
     convert_fails(DCP_EXISTS, "from", "old", &opts, "other.safetensors");
     assert_true(is_there("old/other.safetensors"));
+}
+
+/* Resuming never writes into a model that is complete: half of it would be another one's. */
+static void convert__resuming_does_not_change_a_complete_model(void **state)
+{
+    (void)state;
+    static const char *const first[] = {"s/tied/x/"};
+    static const dcp_convert_cast cast[] = {{"*", DCP_FLOAT16}};
+    dcp_convert_opts opts = options(DCP_TO_HF);
+    save_source("from");
+    opts.objects = DCP_OBJECTS_DROP;
+    opts.max_file_bytes = 16;
+    convert_ok("from", "whole", &opts);
+    opts.resume = true;
+    assert_int_equal(convert_ok("from", "whole", &opts).n_kept, 3);
+    opts.casts = cast;
+    opts.n_casts = 1;
+    opts.max_file_bytes = 8;
+    convert_fails(DCP_EXISTS, "from", "whole", &opts, "only overwriting");
+    opts.n_casts = 0;
+    opts.max_file_bytes = 16;
+    opts.edits = first;
+    opts.n_edits = 1;
+    convert_fails(DCP_EXISTS, "from", "whole", &opts, "only overwriting");
+    assert_w("whole", "model.w");
+    assert_true(has_item("whole", "model.tied") && !is_there("whole/.libdcp-replacing"));
+    opts.resume = false;
+    opts.overwrite = true;
+    convert_ok("from", "whole", &opts);
+    assert_true(has_item("whole", "model.x") && is_there("whole/model.1-00001-of-00003.safetensors"));
+    assert_false(is_there("whole/model-00001-of-00003.safetensors"));
+    convert_ok("from", "whole", &opts); /* and back to the usual names */
+    assert_true(is_there("whole/model-00001-of-00003.safetensors"));
 }
 
 /* ---- damage ---- */
@@ -813,6 +853,7 @@ int main(void)
         cmocka_unit_test(convert__replaces_nothing_unasked),
         cmocka_unit_test(convert__a_rival_is_refused_and_does_no_harm),
         cmocka_unit_test(convert__an_old_model_is_replaced_whole),
+        cmocka_unit_test(convert__resuming_does_not_change_a_complete_model),
         cmocka_unit_test(convert__what_is_read_back_wrong_is_not_published),
         cmocka_unit_test(convert__a_dcp_directory_is_read_back_too),
         cmocka_unit_test(convert__the_sources_checksums_are_compared),
