@@ -85,7 +85,8 @@ typedef struct dcp_save_opts {
      * are computed in, fetched right before the call; NULL: the device's default stream. */
     void *stream;
     uint64_t copy_ahead_bytes; /* each thread copies so much to the host while it writes what came before; 0: nothing */
-    dcp_helper *helper;        /* large payloads are written by its process; NULL: by this one. Borrowed. */
+    dcp_helper *helper; /* large payloads are written by its process; NULL: by this one. Borrowed. While it does not answer,
+                           progress is asked; false ends the process with the save. */
     int max_writers; /* with comm: so many ranks write at the same time at most, equal on all of them; the others wait for their
                         turn. For storages that many writers slow down. 0: all. */
 } dcp_save_opts;

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
@@ -10,6 +11,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "engine/mover_protocol.h"
@@ -17,6 +19,10 @@
 
 /* One write of a large payload, as the engine has it. */
 #define BOUNCE_BYTES ((size_t)1 << 20)
+
+#define CHECK_MS 50    /* between two questions whether to go on waiting */
+#define ENDING_MS 2000 /* to end by itself when it is told to, which takes it a millisecond unless it hangs */
+#define KILLED_MS 1000 /* to end when it is killed, which it does at once unless the system holds it in a write */
 
 struct dcp_helper {
     dcp_context *ctx;
@@ -30,6 +36,31 @@ struct dcp_helper {
     dcp__host_pool *own;         /* made when memory that is not shared is first written */
     dcp__host_block *bounce;     /* of it */
 };
+
+/* ---- waiting ---- */
+
+static dcp_status ask_whether(const dcp__mover_check *check, dcp_error *err)
+{
+    return check ? check->goes_on(check->user, err) : DCP_OK;
+}
+
+/* The lock may be held by somebody whose request is not answered. */
+static dcp_status take(pthread_mutex_t *lock, const dcp__mover_check *check, dcp_error *err)
+{
+    dcp_status status = DCP_OK;
+    while (status == DCP_OK) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += CHECK_MS * 1000000L;
+        until.tv_sec += until.tv_nsec / 1000000000L;
+        until.tv_nsec %= 1000000000L;
+        if (pthread_mutex_timedlock(lock, &until) == 0) {
+            return DCP_OK;
+        }
+        status = ask_whether(check, err);
+    }
+    return status;
+}
 
 /* ---- where it is ---- */
 
@@ -137,16 +168,29 @@ static void forget_parents(dcp__mover *m)
     }
 }
 
-/* Ends it, if it has not ended: it reads the end of the socket, also if a forked child keeps a copy open. Returns whether its
- * status is known: a program that ignores SIGCHLD, or waits for all children, takes it away. */
+/* Waits for its end for so long at most. What waitpid says of it: 0: it goes on. */
+static pid_t await_end(const dcp__mover *m, int most_ms, int *status)
+{
+    pid_t ended = waitpid(m->process, status, WNOHANG);
+    for (int ms = 0; ms < most_ms && (ended == 0 || (ended < 0 && errno == EINTR)); ms++) {
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+        ended = waitpid(m->process, status, WNOHANG);
+    }
+    return ended;
+}
+
+/* Ends it, if it has not ended: it reads the end of the socket, also if a forked child keeps a copy open, or is killed. Returns
+ * whether its status is known: a program that ignores SIGCHLD, or waits for all children, takes it away. One that even then hangs
+ * in the system ends some day, with what it was writing, which belongs to a save that has failed. */
 static bool end(dcp__mover *m, int *status)
 {
-    pid_t ended;
     shutdown(m->socket, SHUT_RDWR);
     close(m->socket);
-    do {
-        ended = waitpid(m->process, status, 0);
-    } while (ended < 0 && errno == EINTR);
+    pid_t ended = await_end(m, ENDING_MS, status);
+    if (ended == 0) {
+        kill(m->process, SIGKILL);
+        ended = await_end(m, KILLED_MS, status);
+    }
     m->process = 0;
     return ended > 0;
 }
@@ -195,12 +239,38 @@ static bool receive_answer(dcp__mover *m, dcp__mover_answer *answer)
     return n == (ssize_t)sizeof *answer;
 }
 
-static dcp_status ask(dcp__mover *m, const dcp__mover_request *r, int memory, int file, dcp__mover_answer *answer, dcp_error *err)
+/* Until it has answered or ended. One that does not answer while the save is to end is killed: it may be stopped, or hang in a
+ * write to a storage that is gone. */
+static dcp_status await_answer(dcp__mover *m, const dcp__mover_check *check, dcp_error *err)
 {
-    pthread_mutex_lock(&m->lock);
+    struct pollfd answers = {m->socket, POLLIN, 0};
+    while (poll(&answers, 1, CHECK_MS) <= 0) {
+        dcp_status status = ask_whether(check, err);
+        if (status != DCP_OK) {
+            int unused;
+            kill(m->process, SIGKILL);
+            end(m, &unused);
+            return dcp__prefix(err, status, "the writing process did not answer, and was ended: ");
+        }
+    }
+    return DCP_OK;
+}
+
+static dcp_status ask(dcp__mover *m, const dcp__mover_request *r, int memory, int file, const dcp__mover_check *check,
+                      dcp__mover_answer *answer, dcp_error *err)
+{
+    dcp_status status = take(&m->lock, check, err);
+    if (status != DCP_OK) {
+        return status;
+    }
     forget_parents(m);
-    dcp_status status = m->process ? DCP_OK : start(m, err);
-    if (status == DCP_OK && !(send_request(m, r, memory, file) && receive_answer(m, answer))) {
+    if (!m->process) {
+        status = ask_whether(check, err);
+        status = status == DCP_OK ? start(m, err) : status;
+    }
+    bool is_sent = status == DCP_OK && send_request(m, r, memory, file);
+    status = is_sent ? await_answer(m, check, err) : status;
+    if (status == DCP_OK && !(is_sent && receive_answer(m, answer))) {
         status = tell_end(m, err);
     }
     pthread_mutex_unlock(&m->lock);
@@ -211,11 +281,11 @@ static dcp_status ask(dcp__mover *m, const dcp__mover_request *r, int memory, in
 
 /* From a shared block. */
 static dcp_status move(dcp__mover *m, const dcp__host_block *b, const void *bytes, size_t n, int file, uint64_t offset,
-                       dcp_error *err)
+                       const dcp__mover_check *check, dcp_error *err)
 {
     dcp__mover_request request = {DCP__MOVER_VERSION, 0, (uint64_t)((const char *)bytes - b->ptr), offset, n};
     dcp__mover_answer answer = {0};
-    dcp_status status = ask(m, &request, b->fd, file, &answer, err);
+    dcp_status status = ask(m, &request, b->fd, file, check, &answer, err);
     if (status == DCP_OK && answer.sys_errno) {
         status = dcp__fail_errno(err, answer.sys_errno, "the writing process cannot write %zu bytes at %llu", n,
                                  (unsigned long long)offset);
@@ -234,27 +304,33 @@ static dcp_status make_bounce(dcp__mover *m, dcp_error *err)
 }
 
 /* From anywhere, piece by piece. The copy costs little: the checksum has just brought these bytes into the cache. */
-static dcp_status copy_and_move(dcp__mover *m, const char *bytes, size_t n, int file, uint64_t offset, dcp_error *err)
+static dcp_status copy_and_move(dcp__mover *m, const char *bytes, size_t n, int file, uint64_t offset,
+                                const dcp__mover_check *check, dcp_error *err)
 {
-    pthread_mutex_lock(&m->bounce_lock);
-    dcp_status status = make_bounce(m, err);
+    dcp_status status = take(&m->bounce_lock, check, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    status = make_bounce(m, err);
     for (size_t done = 0; done < n && status == DCP_OK; done += BOUNCE_BYTES) {
         size_t part = n - done < BOUNCE_BYTES ? n - done : BOUNCE_BYTES;
         memcpy(m->bounce->ptr, bytes + done, part);
-        status = move(m, m->bounce, m->bounce->ptr, part, file, offset + done, err);
+        status = move(m, m->bounce, m->bounce->ptr, part, file, offset + done, check, err);
     }
     pthread_mutex_unlock(&m->bounce_lock);
     return status;
 }
 
-dcp_status dcp__mover_write_at(dcp__mover *m, dcp_file *f, const void *bytes, size_t n, uint64_t offset, dcp_error *err)
+dcp_status dcp__mover_write_at(dcp__mover *m, dcp_file *f, const void *bytes, size_t n, uint64_t offset,
+                               const dcp__mover_check *check, dcp_error *err)
 {
     int file = dcp__posix_descriptor(f);
     if (!m || file < 0 || n == 0) {
         return f->storage->ops->write_at(f, bytes, n, offset, err);
     }
     const dcp__host_block *b = m->pool ? dcp__host_pool_find(m->pool, bytes, n) : NULL;
-    return b && b->fd >= 0 ? move(m, b, bytes, n, file, offset, err) : copy_and_move(m, bytes, n, file, offset, err);
+    return b && b->fd >= 0 ? move(m, b, bytes, n, file, offset, check, err)
+                           : copy_and_move(m, bytes, n, file, offset, check, err);
 }
 
 void dcp__mover_free(dcp__mover *m)

@@ -17,9 +17,17 @@ dcp_status dcp__mover_create(dcp_context *ctx, dcp__host_pool *pool, const char 
 /* Ends the process. NULL is allowed. */
 void dcp__mover_free(dcp__mover *m);
 
+/* Whether to go on waiting for the process; what it says instead is the result. From the thread that writes. */
+typedef struct dcp__mover_check {
+    dcp_status (*goes_on)(void *user, dcp_error *err);
+    void *user;
+} dcp__mover_check;
+
 /* As write_at of the file's storage. What does not lie in the pool's shared memory goes by way of a block of the mover's own;
  * what does not go to the local file system is written by the caller's process, as is everything where m is NULL. From any
- * thread. Errors: also IO, with the way in which the process has ended. */
-dcp_status dcp__mover_write_at(dcp__mover *m, dcp_file *f, const void *bytes, size_t n, uint64_t offset, dcp_error *err);
+ * thread. check is asked some times a second while there is no answer (NULL: it waits for ever); the process is killed if it says
+ * no, and the next write starts another one. Errors: also IO, with the way in which the process has ended; those of check. */
+dcp_status dcp__mover_write_at(dcp__mover *m, dcp_file *f, const void *bytes, size_t n, uint64_t offset,
+                               const dcp__mover_check *check, dcp_error *err);
 
 #endif

@@ -155,16 +155,26 @@ dcp_status dcp__session_sync_dir(dcp_save_session *s, dcp_error *err)
     return take_sync(s, ops->sync_dir(s->storage, s->dir, &fault), &fault, err);
 }
 
-dcp_status dcp__session_advance(dcp_save_session *s, uint64_t bytes, uint64_t total, dcp_error *err)
+dcp_status dcp__session_advance(dcp_save_session *s, uint64_t bytes, dcp_error *err)
 {
     if (!s->opts.progress) {
         return DCP_OK;
     }
     pthread_mutex_lock(&s->lock);
     s->done_bytes += bytes;
-    bool goes_on = s->opts.progress(s->opts.user, s->done_bytes, total);
+    bool goes_on = s->opts.progress(s->opts.user, s->done_bytes, s->payload_bytes);
     pthread_mutex_unlock(&s->lock);
     return goes_on ? DCP_OK : dcp__fail(err, DCP_CANCELED, "stopped by the caller");
+}
+
+static dcp_status goes_on(void *user, dcp_error *err)
+{
+    return dcp__session_advance(user, 0, err);
+}
+
+dcp_status dcp__session_write_at(dcp_save_session *s, dcp_file *f, const void *bytes, size_t n, uint64_t offset, dcp_error *err)
+{
+    return dcp__mover_write_at(s->mover, f, bytes, n, offset, &(dcp__mover_check){goes_on, s}, err);
 }
 
 /* ---- options ---- */

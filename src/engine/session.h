@@ -55,6 +55,7 @@ struct dcp_save_session {
     dcp_save_report report;
     dcp__mover *mover;       /* moves large payloads to files; NULL: this process does. Borrowed. */
     dcp__transfer *transfer; /* made when the first tensor on a device is met; else NULL */
+    uint64_t payload_bytes;  /* that this rank writes; set before the writing */
     pthread_mutex_t lock;    /* guards done_bytes and the caller's progress function */
     uint64_t done_bytes;
 };
@@ -79,7 +80,9 @@ dcp_status dcp__session_create(dcp_save_session *s, const char *relative, dcp_fi
 dcp_status dcp__session_sync(dcp_save_session *s, dcp_file *f, dcp_error *err);
 dcp_status dcp__session_sync_dir(dcp_save_session *s, dcp_error *err);
 /* Counts payload bytes as written; CANCELED if the caller wants no more. From any thread. */
-dcp_status dcp__session_advance(dcp_save_session *s, uint64_t bytes, uint64_t total, dcp_error *err);
+dcp_status dcp__session_advance(dcp_save_session *s, uint64_t bytes, dcp_error *err);
+/* Writes by the helper process, if there is one. The caller can cancel it also while that does not answer. From any thread. */
+dcp_status dcp__session_write_at(dcp_save_session *s, dcp_file *f, const void *bytes, size_t n, uint64_t offset, dcp_error *err);
 /* Collective, if the communicator still works, after a failure that all ranks know of: each removes its data files, and all learn
  * whether everybody could. A rank that has died meanwhile leaves the intent to the next save, which then looks for its files. */
 void dcp__session_take_back(dcp_save_session *s);

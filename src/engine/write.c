@@ -134,6 +134,7 @@ static dcp_status write_share(dcp_save_session *s, share *part, size_t n_items, 
                              .is_safetensors = s->opts.serialization == DCP_SERIALIZE_SAFETENSORS};
     dcp_status status = dcp__layout_make(&part->plan, &opts, &l, err);
     if (status == DCP_OK) {
+        s->payload_bytes = l.payload_bytes;
         s->placed = dcp__calloc(s->ctx, n_items, sizeof *s->placed);
         s->digests = dcp__calloc(s->ctx, l.n_records, sizeof *s->digests);
         s->facts = dcp__calloc(s->ctx, l.n_files, sizeof *s->facts);

@@ -177,7 +177,7 @@ static dcp_status write_pack(run *r, const task *t, worker *w, dcp_error *err)
     dcp_file *f = r->files[records[0].file];
     dcp_status status = f->storage->ops->write_at(f, w->buf, (size_t)(end - start), start, err);
     status = name_item(&records[0], status, err);
-    return status == DCP_OK ? dcp__session_advance(r->session, payload, r->layout->payload_bytes, err) : status;
+    return status == DCP_OK ? dcp__session_advance(r->session, payload, err) : status;
 }
 
 /* ---- large records ---- */
@@ -198,8 +198,8 @@ static dcp_status write_payload(run *r, const dcp__record *rec, size_t k, uint64
             *crc = dcp__crc32(*crc, block + i, part);
             dcp__hasher_update(w->hasher, block + i, part);
         }
-        status = status == DCP_OK ? dcp__mover_write_at(r->session->mover, f, block, n, at + done, err) : status;
-        status = status == DCP_OK ? dcp__session_advance(r->session, n, r->layout->payload_bytes, err) : status;
+        status = status == DCP_OK ? dcp__session_write_at(r->session, f, block, n, at + done, err) : status;
+        status = status == DCP_OK ? dcp__session_advance(r->session, n, err) : status;
         done += n;
     }
     return status == DCP_OK && bytes ? compare_storage(rec, *crc, err) : status;
@@ -216,8 +216,8 @@ static dcp_status write_piece(run *r, const dcp__record *rec, size_t k, const ui
     }
     dcp__archive_piece(rec->archive, k, crcs, piece);
     dcp__hasher_update(w->hasher, piece, n);
-    dcp__mover *mover = n >= DCP__MOVED_BYTES ? r->session->mover : NULL;
-    dcp_status status = dcp__mover_write_at(mover, f, piece, n, *at, err);
+    dcp_status status = n >= DCP__MOVED_BYTES ? dcp__session_write_at(r->session, f, piece, n, *at, err)
+                                              : f->storage->ops->write_at(f, piece, n, *at, err);
     *at += n;
     if (piece != w->buf) {
         dcp__free(r->session->ctx, piece);

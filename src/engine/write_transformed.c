@@ -10,7 +10,6 @@
 /* A record as a source that is read once, from front to back: piece, payload, piece, ... */
 typedef struct stream {
     dcp_save_session *session;
-    uint64_t total; /* payload bytes of the save */
     const dcp__record *record;
     uint32_t *crcs;
     size_t k; /* piece k, or payload k */
@@ -21,7 +20,7 @@ typedef struct stream {
 } stream;
 
 typedef struct sink {
-    dcp__mover *mover; /* NULL: none */
+    dcp_save_session *session;
     dcp_file *file;
     uint64_t offset;
     dcp__hasher *hasher;
@@ -57,7 +56,7 @@ static dcp_status take_payload(stream *s, uint8_t *out, size_t n, dcp_error *err
     if (status == DCP_OK && s->done + n == payload_bytes(r, s->k)) {
         status = dcp__item_compare(item, s->crcs[s->k], err);
     }
-    return status == DCP_OK ? dcp__session_advance(s->session, n, s->total, err) : status;
+    return status == DCP_OK ? dcp__session_advance(s->session, n, err) : status;
 }
 
 /* Bytes of the current piece or payload that are left; moves on to the next one at its end. */
@@ -107,8 +106,8 @@ static dcp_status put(void *user, const void *bytes, size_t n, dcp_error *err)
 {
     sink *k = user;
     dcp__hasher_update(k->hasher, bytes, n);
-    dcp__mover *mover = n >= DCP__MOVED_BYTES ? k->mover : NULL;
-    dcp_status status = dcp__mover_write_at(mover, k->file, bytes, n, k->offset, err);
+    dcp_status status = n >= DCP__MOVED_BYTES ? dcp__session_write_at(k->session, k->file, bytes, n, k->offset, err)
+                                              : k->file->storage->ops->write_at(k->file, bytes, n, k->offset, err);
     k->offset += n;
     return status;
 }
@@ -126,7 +125,7 @@ static size_t longest_piece(const dcp__record *r)
 static dcp_status write_record(run *r, dcp__record *rec, dcp__digest *digest, sink *k, dcp_error *err)
 {
     dcp_context *ctx = r->session->ctx;
-    stream st = {.session = r->session, .total = r->layout->payload_bytes, .record = rec};
+    stream st = {.session = r->session, .record = rec};
     st.crcs = dcp__calloc(ctx, rec->n_storages, sizeof *st.crcs);
     st.piece = dcp__alloc(ctx, longest_piece(rec));
     dcp_status status = st.crcs && st.piece ? DCP_OK : dcp__nomem(err);
@@ -148,7 +147,7 @@ static dcp_status write_file(void *arg, size_t i, int w, dcp_error *err)
     (void)w;
     run *r = arg;
     const dcp__layout_file *f = &r->layout->files[i];
-    sink k = {.mover = r->session->mover, .file = r->files[i]};
+    sink k = {.session = r->session, .file = r->files[i]};
     k.hasher = dcp__alloc_aligned(r->session->ctx, 64, dcp__hasher_bytes());
     dcp_status status = k.hasher ? DCP_OK : dcp__nomem(err);
     for (size_t n = 0; n < f->n && status == DCP_OK; n++) {

@@ -1,6 +1,7 @@
 /* The helper process: what it writes, how it dies, and what it leaves behind. */
 #include <dirent.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -8,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -112,6 +114,14 @@ static dcp_status save(const char *path, dcp_value *state, dcp_stager *stager, d
     return status;
 }
 
+static dcp_status save_with(const char *path, dcp_value *state, dcp_helper *helper, dcp_error *err)
+{
+    dcp_save_opts opts = DCP_SAVE_OPTS_INIT;
+    opts.overwrite = opts.no_sync = true;
+    opts.helper = helper;
+    return dcp_save(NULL, path, state, &opts, NULL, err);
+}
+
 static void assert_holds(const char *path, const dcp_value *state)
 {
     dcp_checkpoint *ck;
@@ -186,6 +196,119 @@ static void helper__a_killed_one_is_told_and_replaced(void **unused)
     dcp_value_free(state);
 }
 
+static double seconds_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* R7.17: one that hangs keeps nobody: a save that waits for it can be canceled, which ends it, and the next save has another. */
+static void helper__a_hung_one_is_canceled_and_replaced(void **unused)
+{
+    (void)unused;
+    int n, before = shared_memory_files();
+    dcp_stager *stager = helped_stager(NULL);
+    dcp_value *old = state_of(3, 2 * MIB, 1), *state = state_of(6, 4 * MIB, 50);
+    dcp_error err = DCP_ERROR_INIT;
+    assert_int_equal(save(path_of("hung"), old, stager, NULL), DCP_OK);
+    for (int round = 0; round < 2; round++) {
+        dcp_async_opts opts = DCP_ASYNC_OPTS_INIT;
+        dcp_op *op;
+        opts.stager = stager;
+        opts.save.overwrite = true;
+        opts.save.file_per_item = round == 1;
+        pid_t helper = find_helper(&n);
+        assert_int_equal(n, 1);
+        kill(helper, SIGSTOP);
+        assert_int_equal(dcp_save_async(NULL, path_of("hung"), state, &opts, &op, NULL), DCP_OK);
+        assert_int_equal(dcp_op_wait(op, 300, NULL, NULL), DCP_TIMEOUT);
+        double start = seconds_now();
+        dcp_op_cancel(op);
+        assert_int_equal(dcp_op_wait(op, 0, NULL, &err), DCP_CANCELED);
+        assert_true(seconds_now() - start < 5); /* the machine may be busy; by itself it would never end */
+        dcp_op_free(op);
+        find_helper(&n);
+        assert_int_equal(n, 0);
+        assert_int_equal(kill(helper, 0), -1); /* no zombie */
+        assert_holds(path_of("hung"), old);
+        assert_int_equal(save(path_of("other"), old, stager, NULL), DCP_OK);
+        assert_int_not_equal(find_helper(&n), helper);
+    }
+    assert_int_equal(save(path_of("hung"), state, stager, NULL), DCP_OK);
+    assert_holds(path_of("hung"), state);
+    dcp_stager_free(stager);
+    assert_true(shared_memory_files() <= before);
+    dcp_value_free(old);
+    dcp_value_free(state);
+}
+
+typedef struct waiting {
+    dcp_helper *helper;
+    dcp_value *state;
+    const char *path;
+    bool is_canceled; /* atomic */
+    dcp_status status;
+    dcp_error err;
+} waiting;
+
+static bool until_canceled(void *user, uint64_t done, uint64_t total)
+{
+    (void)done;
+    (void)total;
+    return !__atomic_load_n(&((waiting *)user)->is_canceled, __ATOMIC_RELAXED);
+}
+
+static void *save_in_thread(void *arg)
+{
+    waiting *w = arg;
+    dcp_save_opts opts = DCP_SAVE_OPTS_INIT;
+    w->err = (dcp_error)DCP_ERROR_INIT;
+    opts.helper = w->helper;
+    opts.progress = until_canceled;
+    opts.user = w;
+    w->status = dcp_save(NULL, w->path, w->state, &opts, NULL, &w->err);
+    return NULL;
+}
+
+/* Two saves share one that hangs: each can be canceled, also the one whose turn has not come. What is freed ends though it hangs.
+ */
+static void helper__a_hung_one_that_is_shared(void **unused)
+{
+    (void)unused;
+    int n;
+    dcp_helper *helper;
+    pthread_t threads[2];
+    char paths[2][400];
+    dcp_value *state = state_of(2, 3 * MIB + 5, 7);
+    assert_int_equal(dcp_helper_create(NULL, NULL, &helper, NULL), DCP_OK);
+    assert_int_equal(save_with(path_of("before"), state, helper, NULL), DCP_OK);
+    pid_t hung = find_helper(&n);
+    kill(hung, SIGSTOP);
+    waiting saves[2];
+    for (int i = 0; i < 2; i++) {
+        snprintf(paths[i], sizeof paths[i], "%s/shared %d", dir.path, i);
+        saves[i] = (waiting){.helper = helper, .state = state, .path = paths[i]};
+        assert_int_equal(pthread_create(&threads[i], NULL, save_in_thread, &saves[i]), 0);
+    }
+    usleep(300000);
+    __atomic_store_n(&saves[0].is_canceled, true, __ATOMIC_RELAXED);
+    pthread_join(threads[0], NULL);
+    assert_int_equal(saves[0].status, DCP_CANCELED);
+    __atomic_store_n(&saves[1].is_canceled, true, __ATOMIC_RELAXED);
+    pthread_join(threads[1], NULL);
+    assert_true(saves[1].status == DCP_CANCELED || saves[1].status == DCP_OK); /* the first may have ended the process */
+    assert_int_equal(save_with(path_of("after"), state, helper, NULL), DCP_OK);
+    kill(find_helper(&n), SIGSTOP);
+    assert_int_equal(n, 1);
+    double start = seconds_now();
+    dcp_helper_free(helper);
+    assert_true(seconds_now() - start < 20);
+    find_helper(&n);
+    assert_int_equal(n, 0);
+    dcp_value_free(state);
+}
+
 /* R7.17: how it has ended is not known where the program takes the status of all its children; that is not told as an exit. */
 static void helper__an_end_that_nobody_saw_is_no_exit(void **unused)
 {
@@ -248,20 +371,20 @@ static void helper__tells_what_it_cannot_write(void **unused)
     assert_int_equal(st->ops->open(st, "file", DCP_OPEN_WRITE | DCP_OPEN_CREATE, &for_writing, NULL), DCP_OK);
     assert_int_equal(st->ops->open(st, "file", DCP_OPEN_READ, &for_reading, NULL), DCP_OK);
     memcpy(b->ptr + 4099, "shared memory", 13);
-    assert_int_equal(dcp__mover_write_at(m, for_writing, own, 10, 0, NULL), DCP_OK);
+    assert_int_equal(dcp__mover_write_at(m, for_writing, own, 10, 0, NULL, NULL), DCP_OK);
     pid_t first = find_helper(&n);
     assert_int_equal(n, 1);
-    assert_int_equal(dcp__mover_write_at(m, for_reading, own, 10, 1000, &err), DCP_IO);
+    assert_int_equal(dcp__mover_write_at(m, for_reading, own, 10, 1000, NULL, &err), DCP_IO);
     assert_int_equal(err.offset, 1000);
-    assert_int_equal(dcp__mover_write_at(m, for_reading, b->ptr + 4099, 13, 5, &err), DCP_IO);
+    assert_int_equal(dcp__mover_write_at(m, for_reading, b->ptr + 4099, 13, 5, NULL, &err), DCP_IO);
     assert_int_equal(err.offset, 5);
-    assert_int_equal(dcp__mover_write_at(m, for_writing, b->ptr + 4099, 6, 4, NULL), DCP_OK);
+    assert_int_equal(dcp__mover_write_at(m, for_writing, b->ptr + 4099, 6, 4, NULL, NULL), DCP_OK);
     assert_int_equal(st->ops->read_at(for_reading, back, 11, 0, &got, NULL), DCP_OK);
     assert_string_equal(back, "own shared");
     for (size_t i = 0; i < 3 * MIB + 7; i++) {
         large[i] = (char)(i * 131 >> 7);
     }
-    assert_int_equal(dcp__mover_write_at(m, for_writing, large, 3 * MIB + 7, 11, NULL), DCP_OK);
+    assert_int_equal(dcp__mover_write_at(m, for_writing, large, 3 * MIB + 7, 11, NULL, NULL), DCP_OK);
     assert_int_equal(st->ops->read_at(for_reading, large_back, 3 * MIB + 7, 11, &got, NULL), DCP_OK);
     assert_memory_equal(large_back, large, 3 * MIB + 7);
     assert_int_equal(find_helper(&n), first);
@@ -273,14 +396,6 @@ static void helper__tells_what_it_cannot_write(void **unused)
     dcp__mover_free(m);
     dcp__host_pool_free(pool);
     dcp_context_free(ctx);
-}
-
-static dcp_status save_with(const char *path, dcp_value *state, dcp_helper *helper, dcp_error *err)
-{
-    dcp_save_opts opts = DCP_SAVE_OPTS_INIT;
-    opts.overwrite = opts.no_sync = true;
-    opts.helper = helper;
-    return dcp_save(NULL, path, state, &opts, NULL, err);
 }
 
 /* R7.16, R7.17: for saves of any kind, from memory of any kind, and across forks: a child has one of its own. */
@@ -383,6 +498,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(helper__one_serves_all_saves_of_a_stager),
         cmocka_unit_test(helper__a_killed_one_is_told_and_replaced),
+        cmocka_unit_test(helper__a_hung_one_is_canceled_and_replaced),
+        cmocka_unit_test(helper__a_hung_one_that_is_shared),
         cmocka_unit_test(helper__an_end_that_nobody_saw_is_no_exit),
         cmocka_unit_test(helper__survives_a_failed_save),
         cmocka_unit_test(helper__tells_what_it_cannot_write),

@@ -15,6 +15,7 @@ import torch
 import libdcp.torch as dcp
 import pool
 from common import TIMEOUT_S, FailingWriter, FileSystemWriter, helpers, loaded, new_stager, state_of, upload_of
+from libdcp import _core
 from libdcp.torch import CheckpointException
 from libdcp.torch.state_dict_saver import AsyncCheckpointerType
 from support import TestCase, numbered
@@ -155,6 +156,30 @@ class Alone(TestCase):
             self.assertNotEqual(helpers(), [first])
             self.check(self.path)
             stager.close()
+        del stuck
+        ours = {name for name in set(os.listdir("/dev/shm")) - shared if str(os.getpid()) in name.split("_")}
+        self.assertEqual((ours, len(os.listdir("/proc/self/fd"))), (set(), descriptors))
+
+    def test_R7_17_hung_and_canceled(self):
+        save(self.state, self.path).result()
+        shared, descriptors = set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
+        for writer in (None, OwnWriter(self.path)):
+            [first] = helpers()
+            os.kill(first, signal.SIGSTOP)
+            stuck = save({"w": torch.zeros(3 * LARGE)}, self.path, storage_writer=writer)
+            wait_until(lambda: len(list(self.path.glob("*.distcp"))) > 1)
+            with self.assertRaises(TimeoutError):
+                stuck.result(0.3)
+            self.assertTrue(stuck.cancel())
+            with self.assertRaises(CheckpointException) as caught:
+                stuck.result(TIMEOUT_S)
+            self.assertIsInstance(caught.exception.failures[0][0], _core.CanceledError)
+            self.assertIsNone(state_of(first))
+            self.check(self.path)
+            self.state["w"].add_(1)
+            save(self.state, self.path).result()
+            self.assertNotEqual(helpers(), [first])
+            self.check(self.path)
         del stuck
         ours = {name for name in set(os.listdir("/dev/shm")) - shared if str(os.getpid()) in name.split("_")}
         self.assertEqual((ours, len(os.listdir("/proc/self/fd"))), (set(), descriptors))
