@@ -27,10 +27,11 @@ install() {
 attempt() {
     local name=$1
     shift
-    "$@" >"$venv-$name.log" 2>&1
+    timeout -k 10 900 "$@" >"$venv-$name.log" 2>&1 # Gloo of 2.7 hangs now and then when its groups are destroyed
     case $? in
         0) echo "$release: $name: $(grep -E '^(Ran|OK)' "$venv-$name.log" | tr '\n' ' ')" ;;
         77) echo "$release: $name: skipped" ;;
+        124) echo "$release: $name: HANGS, see $venv-$name.log"; failed=1 ;;
         *) echo "$release: $name: FAILED, see $venv-$name.log"; failed=1 ;;
     esac
 }
