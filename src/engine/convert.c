@@ -165,6 +165,19 @@ static dcp_status select_part(dcp__conversion *c, size_t part, dcp__selection *s
     return status;
 }
 
+/* Puts the output's path in front. A save has done so by itself, with the name that it has in the storage. */
+static dcp_status in_output(const dcp__conversion *c, const target *t, dcp_status status, dcp_error *err)
+{
+    size_t len = t->name ? strlen(t->name) : 0;
+    if (status == DCP_OK || !err) {
+        return status;
+    }
+    if (c->opts->to == DCP_TO_DCP && strncmp(err->message, t->name, len) == 0 && strncmp(err->message + len, ": ", 2) == 0) {
+        memmove(err->message, err->message + len + 2, strlen(err->message + len + 2) + 1);
+    }
+    return dcp__prefix(err, status, "%s: ", t->path);
+}
+
 static dcp_status convert_part(dcp__conversion *c, const char *to, size_t part, dcp_error *err)
 {
     dcp__selection s = {0};
@@ -174,7 +187,7 @@ static dcp_status convert_part(dcp__conversion *c, const char *to, size_t part, 
     status = dcp__agree(&c->step, status, err);
     if (status == DCP_OK) {
         status = write_form(&s, &t, err);
-        status = status == DCP_OK ? status : dcp__prefix(err, status, "%s: ", t.path);
+        status = in_output(c, &t, status, err);
     }
     detach(c, &t);
     dcp__selection_reset(&s);

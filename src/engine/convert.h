@@ -114,7 +114,7 @@ dcp_status dcp__cv_check_source(const dcp__selection *s, const dcp__cv_item *ite
 dcp_status dcp__cv_check_crcs(const dcp__selection *s, const dcp__cv_segment *segments, size_t n, dcp_error *err);
 /* Counts bytes as done; CANCELED if the caller wants no more. From any thread. */
 dcp_status dcp__cv_advance(dcp__conversion *c, uint64_t bytes, dcp_error *err);
-/* Counts elements that were cast. MISMATCH if any were lost and that is not allowed. */
+/* Counts elements that were cast. MISMATCH if any were lost and that is not allowed; the caller says of which item. */
 dcp_status dcp__cv_count_cast(dcp__conversion *c, const dcp__cv_item *item, const dcp__cv_segment *segment, uint64_t lost,
                               dcp_error *err);
 /* Tells the caller how far it is; false cancels. */

@@ -269,10 +269,8 @@ dcp_status dcp__cv_count_cast(dcp__conversion *c, const dcp__cv_item *item, cons
     if (lost == 0 || c->opts->allow_overflow) {
         return DCP_OK;
     }
-    return dcp__fail(err, DCP_MISMATCH,
-                     "item \"%s\": %" PRIu64 " of the %" PRIu64 " numbers from element %" PRIu64 " on do not fit %s",
-                     dcp__print(item->entry->item.fqn).text, lost, segment->n * dcp__numbers_each(item->dtype), segment->start,
-                     dcp_dtype_name(item->dtype));
+    return dcp__fail(err, DCP_MISMATCH, "%" PRIu64 " of the %" PRIu64 " numbers from element %" PRIu64 " on do not fit %s", lost,
+                     segment->n * dcp__numbers_each(item->dtype), segment->start, dcp_dtype_name(item->dtype));
 }
 
 static uint32_t checksum(const uint8_t *bytes, size_t n, dcp__hasher *hasher)
@@ -303,7 +301,11 @@ static dcp_status read_changed(const dcp__selection *s, dcp__cv_segment *segment
             segment->source_crc = dcp__crc32(0, b->in, segment->n * dcp_dtype_bytes(from->dtype));
         }
     }
-    return status == DCP_OK ? dcp__cv_count_cast(s->c, item, segment, lost, err) : status;
+    if (status != DCP_OK) {
+        return status;
+    }
+    status = dcp__cv_count_cast(s->c, item, segment, lost, err);
+    return status == DCP_OK ? status : dcp__prefix(err, status, "item \"%s\": ", dcp__print(from->fqn).text);
 }
 
 dcp_status dcp__cv_read(const dcp__selection *s, dcp__cv_segment *segment, const dcp__cv_buffers *b, dcp_error *err)

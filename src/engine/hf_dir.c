@@ -260,7 +260,9 @@ dcp_status dcp__hf_enter(dcp__hf_dir *d, dcp_error *err)
     if (!ops->rename) {
         return dcp__fail(err, DCP_UNSUPPORTED, "the storage %s cannot rename", ops->name);
     }
+    dcp_stat st;
     char *path = dcp__hf_join(d, LOCK);
+    d->is_made = *d->path && ops->stat(d->storage, d->path, &st, NULL) == DCP_NOT_FOUND;
     dcp_status status = !path ? dcp__nomem(err) : ops->make_dir ? ops->make_dir(d->storage, d->path, err) : DCP_OK;
     status = status == DCP_OK ? dcp__open_locked(d->storage, path, &d->lock, err) : status;
     dcp__free(d->ctx, path);
@@ -276,6 +278,9 @@ void dcp__hf_leave(dcp__hf_dir *d)
         remove_name(d, LOCK, NULL);
         d->storage->ops->close(d->lock, NULL);
         d->lock = NULL;
+        if (d->is_made) {
+            d->storage->ops->remove(d->storage, d->path, NULL); /* which succeeds if there is nothing in it */
+        }
     }
     dcp__names_reset(d->ctx, &d->live);
     dcp__names_reset(d->ctx, &d->dead);

@@ -30,6 +30,7 @@ typedef struct dcp__hf_dir {
     bool has_index;   /* of the model that is there */
     json_t *index;    /* NULL: there is none that can be read */
     json_t *mark;     /* NULL: there was none */
+    bool is_made;     /* by us */
     bool is_marking;  /* there is one of ours */
     bool is_switched; /* the new model may be the one that readers find */
 } dcp__hf_dir;

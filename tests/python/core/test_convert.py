@@ -1,5 +1,7 @@
 """libdcp.convert: its options reach the library, and what it makes reads back the same."""
+import json
 import os
+import struct
 import tempfile
 import unittest
 
@@ -68,6 +70,40 @@ class Convert(unittest.TestCase):
             libdcp.convert(self.source, self.target, to="torch")
         with self.assertRaises(FileNotFoundError):
             libdcp.convert(self.source + "x", self.target, to="torch", overwrite=True)
+
+    def assert_refused(self, error, words, source=None, **options):
+        with self.assertRaises(error) as caught:
+            libdcp.convert(source or self.source, self.target, **options)
+        for word in words:
+            self.assertIn(word, str(caught.exception))
+        self.assertFalse(os.path.exists(self.target))
+
+    def test_bad_input_is_named(self):
+        libdcp.save(self.source, {"a": np.array([1, 70000, -1e9], np.float32), "b": self.weights}, overwrite=True)
+        for form in ("dcp", "torch", "safetensors", "hf"):
+            self.assert_refused(libdcp.MismatchError, ['"a"', '"b"', '"same"'], to=form, edits=["s/.*/same/"])
+            self.assert_refused(libdcp.MismatchError, ['"a"', "2 of the 3 numbers", "float16"], to=form, cast={"a": "float16"})
+        mapping = self.source + ".json"
+        for mapped, word in (({"a": 1, "b": 1, "gone": 1}, "'gone'"), ({"a": 1}, "'b'")):
+            with open(mapping, "w", encoding="utf-8") as file:
+                json.dump(mapped, file)
+            self.assert_refused(libdcp.MismatchError, [word], to="hf", mapping=mapping)
+
+    def write_shard(self, directory, number, start, stop):
+        """Elements start to stop of w, as PyTorch writes them."""
+        info = json.dumps({"w": {"saved_offsets": [start]}})
+        header = json.dumps({"w": {"dtype": "F32", "shape": [stop - start], "data_offsets": [0, 4 * (stop - start)]},
+                             "__metadata__": {"DCP_VERSION": "1.0", "DCP_SHARDING_INFO": info}}).encode()
+        os.makedirs(directory, exist_ok=True)
+        with open(os.path.join(directory, f"shard-0000{number}-model-00001-of-00001.safetensors"), "wb") as file:
+            file.write(struct.pack("<Q", len(header)) + header + bytes(4 * (stop - start)))
+
+    def test_shards_that_do_not_cover_the_tensor(self):
+        shards = self.source + ".shards"
+        self.write_shard(shards, 1, 0, 3)
+        self.write_shard(shards, 2, 5, 8)
+        for form in ("dcp", "torch", "safetensors", "hf"):
+            self.assert_refused(libdcp.FormatError, ['"w"'], source=shards, to=form)
 
     def test_progress_can_cancel(self):
         told = []
