@@ -78,7 +78,7 @@ class Library:
             names = {f"{self.kind}_stream": handle, "synchronize": lambda: waited.append(device.index)}
             return types.SimpleNamespace(**names)
 
-        module = types.SimpleNamespace(current_stream=current_stream)
+        module = types.SimpleNamespace(current_stream=current_stream, is_available=lambda: False)  # asked by torch.accelerator
         return mock.patch.object(torch, self.kind, module, create=True), waited
 
 
