@@ -9,6 +9,7 @@ __version__: str
 
 _Path = str | bytes | os.PathLike[Any]
 _Progress = Callable[[int, int], Any]
+_Output = Any  # with a method write(bytes-like), as binary streams have it
 # A handle, or a function that tells it when all tensors have been described.
 _Stream = int | Callable[[], int | None]
 # ("t", dtype, shape, strides in elements or None, address, keepalive[, device]); ("s", dtype, global shape, [(offsets, shape, strides or
@@ -138,6 +139,9 @@ def write_items(path: _Path, prefix: str, items: Sequence[_Descriptor | Buffer],
                 memory_bytes: int = 0, align_payloads: bool = False,
                 progress: _Progress | Control | None = None, stream: int | None = None,
                 helper: Helper | None = None, copy_ahead_bytes: int = ...) -> list[tuple[str, int, int]]: ...
+def write_safetensors(tree: Mapping[str, Any], describe: _Describe, *, path: _Path | None = None,
+                      name: str = ..., output: _Output | None = None, sync: bool = True,
+                      stream: _Stream | None = None) -> dict[str, tuple[int, int]]: ...
 def lower_priority() -> None: ...  # of the calling thread and those that it starts
 def copy_many(copies: Iterable[tuple[int, int, int]], threads: int = 2) -> int: ...  # (target address, source address, bytes)
 def convert(source: _Path, target: _Path, *, form: str = "dcp", include: Sequence[str] = (), exclude: Sequence[str] = (),

@@ -210,6 +210,7 @@ PyObject *core_latest(PyObject *module, PyObject *path);
 PyObject *core_convert(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *core_claim(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *core_write_items(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *core_write_safetensors(PyObject *module, PyObject *args, PyObject *kwargs);
 int plan_cache_init(PyObject *module);
 int claim_init(PyObject *module);
 int serialization_from(const char *text, dcp_serialization *out);

@@ -65,6 +65,11 @@ static PyMethodDef functions[] = {
      "copy_ahead_bytes=...)\n--\n\n"
      "Writes tensor descriptors and finished records (bytes-like) to <prefix><n>.distcp, which must not be there yet. Returns\n"
      "(file, offset, length) of each. After a failure none of its files is left."},
+    {"write_safetensors", WITH_KEYWORDS(core_write_safetensors),
+     "write_safetensors(tree, describe, *, path=None, name=None, output=None, sync=True, stream=None)\n--\n\n"
+     "Writes a dict of tensors and parts of tensors to one safetensors file: `name` in the directory `path`, or whatever "
+     "output.write()\n"
+     "takes. Returns {name: (offset, length)} of what has elements. After a failure there is no such file."},
     {"lower_priority", core_lower_priority, METH_NOARGS,
      "lower_priority()\n--\n\nThe calling thread, and those that it starts, run as batch work: lowest CPU priority, idle I/O "
      "class."},

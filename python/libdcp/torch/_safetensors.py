@@ -1,17 +1,16 @@
-"""Writing safetensors files, with what libdcp and PyTorch add to their headers. See docs/formats/safetensors.md."""
+"""Safetensors files: written in C, to the local file system or to a stream, and read out of streams. See docs/formats/safetensors.md."""
 
 import json
 import math
-from typing import NamedTuple
+import operator
 
 import torch
 
 from .. import _core
-from . import _describe, _pieces
+from . import _describe
 
 # What readers accept of a header at most.
 HEADER_LIMIT_BYTES = 100_000_000
-PIECE_BYTES = 32 << 20
 RESERVED = "__metadata__"
 
 DTYPES = {
@@ -38,26 +37,6 @@ DTYPES = {
 }
 
 
-class Entry(NamedTuple):
-    """One tensor of a file, which may be part of a larger one."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple  # of the part
-    offsets: tuple  # where the part lies in the whole tensor
-    global_shape: tuple
-
-    @property
-    def length(self):
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-def entry_of(item):
-    """The entry for a planned write of a tensor."""
-    data = item.tensor_data
-    return Entry(item.index.fqn, data.properties.dtype, tuple(data.chunk.sizes), tuple(data.chunk.offsets), tuple(data.size))
-
-
 def check(name, dtype):
     """Raises what keeps a tensor of this name and dtype from being stored."""
     if _describe.dtype_name(dtype) not in DTYPES:
@@ -72,77 +51,30 @@ def check(name, dtype):
         raise ValueError(f"{name!r} is no text that safetensors files can hold: {error.reason}") from None
 
 
-def in_order(entries):
-    """As the files hold them: wide elements first, so that all are aligned."""
-    return sorted(entries, key=lambda entry: (-entry.dtype.itemsize, entry.name))
+class _Part:
+    """A tensor, or a part of one, by its descriptor."""
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self, item, value, sources):
+        data = item.tensor_data
+        name, dtype, shape = item.index.fqn, data.properties.dtype, tuple(data.chunk.sizes)
+        value = value.detach()
+        if tuple(value.shape) != shape or value.dtype is not dtype:
+            raise ValueError(f"{name}: planned as {dtype} {shape}, is {value.dtype} {tuple(value.shape)}")
+        _describe.check_memory(name, value)
+        parts = [(tuple(data.chunk.offsets), value)]
+        self.descriptor = _describe.sharded(data.size, parts, [sources.readable(value)], value)
 
 
-def header(entries):
-    """The bytes before the data of these tensors."""
-    tensors = {RESERVED: _facts(entries)}
-    position = 0
-    for entry in entries:
-        tensors[entry.name] = {
-            "dtype": DTYPES[_describe.dtype_name(entry.dtype)],
-            "shape": _logical(entry.dtype, entry.shape),
-            "data_offsets": [position, position + entry.length],
-        }
-        position += entry.length
-    text = json.dumps(tensors, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    if len(text) > HEADER_LIMIT_BYTES:
-        raise _core.LimitError(
-            f"the header for {len(entries)} tensors has {len(text)} bytes, and readers accept {HEADER_LIMIT_BYTES}: divide them"
-            " among more files"
-        )
-    return len(text).to_bytes(8, "little") + text
-
-
-def _facts(entries):
-    """`__metadata__`: PyTorch's, and the global shapes, without which the end of a tensor could be lost unnoticed."""
-    places = {entry.name: {"saved_offsets": list(entry.offsets)} for entry in entries}
-    shapes = {entry.name: {"shape": list(entry.global_shape)} for entry in entries}
-    own = {"schema": 1, "writer": f"libdcp {_core.__version__}", "tensors": shapes}
-    compact = (",", ":")
-    return {
-        "format": "pt",
-        "DCP_VERSION": "1.0",
-        "DCP_SHARDING_INFO": json.dumps(places, separators=compact),
-        "libdcp": json.dumps(own, separators=compact),
-    }
-
-
-def _logical(dtype, shape):
-    """float4_e2m1fn_x2 has two values in a byte, and safetensors counts values."""
-    if _describe.dtype_name(dtype) == "float4_e2m1fn_x2":
-        return [*shape[:-1], shape[-1] * 2]
-    return list(shape)
-
-
-def write(stream, entries, resolve):
-    """Writes a file: the header, then each tensor that resolve(entry) returns, with one piece of it in extra memory at a time."""
-    stream.write(header(entries))
-    for entry in entries:
-        for piece in _rows(resolve(entry).detach(), entry):
-            write_all(stream, as_bytes(piece))
-
-
-def _rows(tensor, entry):
-    """The tensor in pieces that are contiguous on the host."""
-    if tuple(tensor.shape) != tuple(entry.shape) or tensor.dtype is not entry.dtype:
-        raise ValueError(f"{entry.name}: planned as {entry.dtype} {tuple(entry.shape)}, is {tensor.dtype} {tuple(tensor.shape)}")
-    if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-        if tensor.numel():
-            yield tensor
-        return
-    for offsets, sizes in _pieces.boxes(entry.shape, max(PIECE_BYTES // entry.dtype.itemsize, 1)):
-        part = _pieces.narrowed(tensor, (0,) * len(offsets), offsets, sizes)
-        yield _describe.on_host(part).contiguous()
-
-
-def as_bytes(tensor):
-    """The memory of a contiguous tensor on the host."""
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+def write(items, resolve, **target):
+    """Writes the tensors that resolve(item) returns for write items: to the file `name` in the directory `path`, or to the stream
+    `output`. Returns the place (offset, length) of each item; an empty part of a tensor is left out and has none, (0, 0)."""
+    sources = _describe.Sources()
+    parts = {item.index.fqn: _Part(item, resolve(item), sources) for item in items}
+    describe = operator.attrgetter("descriptor")
+    places = _core.write_safetensors(parts, describe, stream=sources.devices.stream, **target)
+    return [places.get(item.index.fqn, (0, 0)) for item in items]
 
 
 def write_all(stream, data):

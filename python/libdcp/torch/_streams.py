@@ -165,15 +165,12 @@ class _KeepOpen(io.RawIOBase):
 
 def _write_safetensors(stream, planner, items, name):
     """All tensors of a file as one safetensors part at its end. The place of each is the part's."""
-    by_name = {item.index.fqn: item for item in items}
-    if len(by_name) < len(items):
+    if len({item.index.fqn for item in items}) < len(items):
         raise ValueError(f"{name}: two shards of one tensor cannot be stored together as safetensors")
-    entries = _safetensors.in_order(_safetensors.entry_of(item) for item in items)
     offset = stream.tell()
-    _safetensors.write(stream, entries, lambda entry: _resolved(planner, by_name[entry.name]))
+    places = _safetensors.write(items, lambda item: _resolved(planner, item), output=stream)
     return [
-        WriteResult(by_name[entry.name].index, entry.length, _original._StorageInfo(name, offset, entry.length))
-        for entry in entries
+        WriteResult(item.index, length, _original._StorageInfo(name, offset, length)) for item, (_, length) in zip(items, places)
     ]
 
 

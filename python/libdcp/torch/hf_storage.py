@@ -126,19 +126,18 @@ class HuggingFaceStorageWriter(_original.HuggingFaceStorageWriter):
             raise
 
     def _write_file(self, name, suffix, items, planner):
-        by_name = {item.index.fqn: item for item in items}
-        entries = _safetensors.in_order(map(_safetensors.entry_of, items))
-        with self.fs.create_stream(self.fs.concat_path(self.path, name + suffix), "wb") as stream:
-            _safetensors.write(stream, entries, lambda entry: planner.resolve_data(by_name[entry.name]))
-            if self.sync_files:
-                self._sync(stream)
-        offset = len(_safetensors.header(entries))
-        results = []
-        for entry in entries:
-            info = _StorageInfo(name + suffix, offset, entry.length)
-            results.append(WriteResult(by_name[entry.name].index, entry.length, info))
-            offset += entry.length
-        return results
+        temporary = name + suffix
+        if is_local(self):
+            places = _safetensors.write(items, planner.resolve_data, path=self.path, name=temporary, sync=self.sync_files)
+        else:
+            with self.fs.create_stream(self.fs.concat_path(self.path, temporary), "wb") as stream:
+                places = _safetensors.write(items, planner.resolve_data, output=stream)
+                if self.sync_files:
+                    self._sync(stream)
+        return [
+            WriteResult(item.index, length, _StorageInfo(temporary, offset, length))
+            for item, (offset, length) in zip(items, places)
+        ]
 
     def _begin(self, background=None):
         self._written = []
