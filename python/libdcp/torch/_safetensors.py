@@ -84,6 +84,27 @@ def write_all(stream, data):
         data = data[len(data) if taken is None else taken :]
 
 
+def read_header(stream, name):
+    """The length and the header of a file at its beginning, as they stand there, and how many bytes of elements follow."""
+    start = _exactly(stream, 8, name)
+    length = int.from_bytes(start, "little")
+    if length > HEADER_LIMIT_BYTES:
+        raise ValueError(f"{name}: no safetensors file: its header would have {length} bytes")
+    header = _exactly(stream, length, name)
+    tensors = json.loads(header)
+    return start + header, max((entry["data_offsets"][1] for key, entry in tensors.items() if key != RESERVED), default=0)
+
+
+def _exactly(stream, length, name):
+    data = b""
+    while len(data) < length:  # raw streams may return less than there is
+        part = stream.read(length - len(data))
+        if not part:
+            raise EOFError(f"{name}: ends within its header")
+        data += part
+    return data
+
+
 def entry_in(header, index):
     """The entry of a header (without its length) for a stored part of a tensor."""
     tensors = json.loads(bytes(header))
@@ -106,5 +127,9 @@ def tensor_of(entry, data):
         shape[-1] //= 2
     if len(data) != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"{len(data)} bytes for {shape} elements of {dtype}")
+    return tensor_in(data, dtype, shape)
+
+
+def tensor_in(data, dtype, shape):
     memory = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
     return memory.view(dtype).view(shape)

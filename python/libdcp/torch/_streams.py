@@ -274,15 +274,15 @@ def read_data(reader, plan, planner):
         info = reader.storage_data[item.storage_index]
         descriptors = tuple(getattr(info, "transform_descriptors", None) or ())
         records.setdefault((info.relative_path, info.offset, info.length, descriptors), []).append(item)
-    for batch in _batches(sorted(records)):
-        for place, data in zip(batch, _fetch(reader, batch)):
+    for batch in batches(sorted(records)):
+        for place, data in zip(batch, fetch(reader, batch)):
             _deliver(reader, planner, place, data, records[place])
     future = Future()
     future.set_result(None)
     return future
 
 
-def _batches(places):
+def batches(places):
     batch, size = [], 0
     for place in places:
         if batch and size + place[2] > BATCH_BYTES:
@@ -294,7 +294,7 @@ def _batches(places):
         yield batch
 
 
-def _fetch(reader, places):
+def fetch(reader, places):
     """The bytes of each place; places are sorted."""
     ranges, inside = [], []  # [name, start, end]; (number of the range, place)
     for place in places:
@@ -349,7 +349,7 @@ def _deliver(reader, planner, place, data, items):
                 tensor = _tensor_among(reader, name, offset, item.storage_index)
             elif tensor is None:
                 tensor = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-            _deliver_tensor(planner, item, tensor)
+            deliver_tensor(planner, item, tensor)
     except Exception as error:
         error.add_note(f"in {name} at offset {offset}")
         raise
@@ -367,7 +367,7 @@ def _tensor_among(reader, file, offset, index):
 
 
 def _read_range(reader, file, offset, length):
-    [data] = _fetch(reader, [(file, offset, length, ())])
+    [data] = fetch(reader, [(file, offset, length, ())])
     return data
 
 
@@ -384,7 +384,7 @@ def _untransformed(reader, item, descriptors, data):
     return _read_to_end(stream)
 
 
-def _deliver_tensor(planner, item, tensor):
+def deliver_tensor(planner, item, tensor):
     part = _pieces.narrowed(tensor, (0,) * tensor.dim(), item.storage_offsets, item.lengths)
     target = planner.resolve_tensor(item).detach()
     if target.size() != part.size():

@@ -2,10 +2,14 @@
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
+import inspect
 import json
 import os
+import pathlib
 import re
+import tempfile
 import uuid
 
 import torch.distributed.checkpoint.hf_storage as _original
@@ -30,12 +34,22 @@ SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.tmp$")  # behind either, until all files are complete
 
 
+def _use_file_system_of(storage, path, token):
+    """Remote places are reached by fsspec, as in PyTorch 2.8; the token is for their protocol."""
+    if "://" in os.fspath(path):
+        from ._remote import FileSystem  # noqa: PLC0415  needs fsspec
+
+        storage.fs = FileSystem(**({} if token is None else {"token": token}))
+
+
 class HuggingFaceStorageWriter(_original.HuggingFaceStorageWriter):
     """Writes safetensors files: whole tensors with an index, or each rank's shards, consolidated afterwards if so wanted.
 
     Files get their names when all of them are complete, and files of an earlier save that would be read together with the new ones
     are removed then, as are those that a save that was killed left behind. Shards say how large the whole tensors are, so that a
     lost file does not pass for a smaller tensor.
+
+    `token` and `save_sharded` are PyTorch 2.8's: what the store wants that the path leads to, and save_distributed's older name.
     """
 
     _written = ()  # temporary names of this process's files
@@ -48,15 +62,21 @@ class HuggingFaceStorageWriter(_original.HuggingFaceStorageWriter):
         save_distributed=False,
         enable_consolidation=False,
         thread_count_consolidation=1,
+        *,
+        token=None,
+        save_sharded=False,
     ):
-        super().__init__(
-            path,
-            fqn_to_index_mapping,
-            thread_count,
-            save_distributed,
-            enable_consolidation,
-            thread_count_consolidation,
-        )
+        options = {
+            "fqn_to_index_mapping": fqn_to_index_mapping,
+            "thread_count": thread_count,
+            "save_distributed": save_distributed or save_sharded,
+            "enable_consolidation": enable_consolidation,
+            "thread_count_consolidation": thread_count_consolidation,
+        }
+        known = inspect.signature(_original.HuggingFaceStorageWriter.__init__).parameters  # fewer in 2.8
+        super().__init__(path, **{name: value for name, value in options.items() if name in known})
+        vars(self).update(options)
+        self._token = token
         self._sync = _streams.Sync()
         self._place(path)
 
@@ -67,10 +87,13 @@ class HuggingFaceStorageWriter(_original.HuggingFaceStorageWriter):
 
     def _place(self, path):
         """Whole tensors go to `path`; shards that are to be consolidated to a directory below."""
+        _use_file_system_of(self, path, self._token)
         self.path = self.fs.init_path(path)
         self.consolidated_output_path = None
         if self.enable_consolidation and self.save_distributed:
             self.consolidated_output_path = str(self.path)
+            if "://" in self.consolidated_output_path:
+                raise ValueError(f"enable_consolidation needs a local directory, and {path} is none")
             self.path = self.fs.concat_path(self.path, SHARDED_DIR_NAME)
 
     def prepare_local_plan(self, plan):
@@ -278,9 +301,30 @@ class HuggingFaceStorageReader(FileSystemReader, _original.HuggingFaceStorageRea
     """Reads every safetensors file directly in a directory, of this library, PyTorch or others, whole or as shards.
 
     Only what is asked for is read. With a thread_count each thread takes whole files, and asks the planner for their targets.
+    From other file systems than the local one whole shards of tensors are read. `token` is as in the writer.
     """
 
+    _token = None
+    _ranges = None  # index of a shard -> (file, offset, length, ()), where files are streams
+
+    def __init__(self, path, thread_count=1, *, token=None):
+        _original.HuggingFaceStorageReader.__init__(self, path)
+        self.thread_count = thread_count
+        self._token = token
+        self._place(path)
+
+    def reset(self, checkpoint_id=None):
+        super().reset(checkpoint_id)
+        if checkpoint_id:
+            self._place(checkpoint_id)
+
+    def _place(self, path):
+        _use_file_system_of(self, path, self._token)
+        self.path = self.fs.init_path(path)
+
     def read_data(self, plan, planner):
+        if self._ranges is not None:
+            return self._read_streams(plan, planner)
         files = collections.defaultdict(list)
         for item in plan.items:
             files[self.storage_data[item.storage_index].relative_path].append(item)
@@ -297,18 +341,54 @@ class HuggingFaceStorageReader(FileSystemReader, _original.HuggingFaceStorageRea
         return done(None)
 
     def read_metadata(self):
-        if not is_local(self):
-            return _original.HuggingFaceStorageReader.read_metadata(self)
-        self._checkpoint = _core.open(self.path, allow_shard_gaps=True)
-        layout = self._checkpoint.info()["layout"]
-        if layout != "hugging face":
-            raise _core.NotFoundError(f"{self.path} is no directory of {SUFFIX} files, but {layout}")
-        metadata = _metadata.metadata_of(self._checkpoint)
+        self._ranges = None
+        if is_local(self):
+            self._checkpoint = self._opened(self.path)
+            metadata = _metadata.metadata_of(self._checkpoint)
+        else:
+            with self._headers() as folder, self._opened(folder) as checkpoint:
+                metadata = _metadata.metadata_of(checkpoint)
+            self._ranges = {
+                index: (info.relative_path, info.offset, info.length, ()) for index, info in metadata.storage_data.items()
+            }
         metadata.storage_data = self._places(metadata)
         metadata.planner_data = None
         metadata.storage_meta.load_id = self.load_id
         self._known_storage = metadata.storage_data
         return metadata
+
+    def _opened(self, folder):
+        checkpoint = _core.open(folder, allow_shard_gaps=True)
+        layout = checkpoint.info()["layout"]
+        if layout != "hugging face":
+            raise _core.NotFoundError(f"{self.path} is no directory of {SUFFIX} files, but {layout}")
+        return checkpoint
+
+    @contextlib.contextmanager
+    def _headers(self):
+        """A local directory with the headers of all files, each as long as its file is to be, for the C library to look into."""
+        with tempfile.TemporaryDirectory(prefix="libdcp-") as folder:
+            for path in self.fs.ls(self.path):
+                name = os.path.basename(str(path))
+                if name == INDEX or name.endswith(SUFFIX):
+                    with self.fs.create_stream(self.fs.concat_path(self.path, name), "rb") as stream:
+                        start, length = (stream.read(), 0) if name == INDEX else _safetensors.read_header(stream, name)
+                    with open(pathlib.Path(folder, name), "wb") as file:
+                        file.write(start)
+                        file.truncate(len(start) + length)
+            yield folder
+
+    def _read_streams(self, plan, planner):
+        wanted = collections.defaultdict(list)
+        for item in plan.items:
+            wanted[self._ranges[item.storage_index]].append(item)
+        for batch in _streams.batches(sorted(wanted)):
+            for place, data in zip(batch, _streams.fetch(self, batch)):
+                data = bytearray(data)
+                for item in wanted[place]:
+                    info = self.storage_data[item.storage_index]
+                    _streams.deliver_tensor(planner, item, _safetensors.tensor_in(data, info.dtype, info.shape))
+        return done(None)
 
     def _places(self, metadata):
         """The storage data in PyTorch's form for these files."""

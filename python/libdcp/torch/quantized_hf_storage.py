@@ -10,6 +10,7 @@ import torch
 import torch.distributed.checkpoint.quantized_hf_storage as _original
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 
+from .. import _core
 from . import _describe, _pieces
 from ._mirror import attributes
 from .hf_storage import HuggingFaceStorageReader
@@ -25,8 +26,12 @@ SCALE_BIAS = 127
 class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader, _original.QuantizedHuggingFaceStorageReader):
     """Reads tensors that have scales beside them as `target_dtype`; the index file tells which have. Others are read as they are."""
 
+    __init__ = _original.QuantizedHuggingFaceStorageReader.__init__
+
     def read_metadata(self):
         metadata = HuggingFaceStorageReader.read_metadata(self)
+        if self._checkpoint is None:
+            raise _core.UnsupportedError(f"{self.path}: quantized models are read from the local file system")
         self._tensor_full_shapes = {}  # PyTorch's, since 2.13
         self._load_quantization_metadata()
         for name in self._weight_scale_mapping.keys() & metadata.state_dict_metadata.keys():

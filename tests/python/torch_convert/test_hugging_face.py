@@ -11,10 +11,13 @@ import subprocess
 import sys
 import threading
 import unittest
+import uuid
 from unittest import mock
 
+import fsspec
 import torch
 import torch.distributed.checkpoint as torch_dcp
+from fsspec.implementations.memory import MemoryFileSystem
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.distributed.device_mesh import DeviceMesh
@@ -190,6 +193,18 @@ class TwoShards(torch.Tensor):
         return self.detach().as_subclass(torch.Tensor)[start : start + count]
 
 
+class Hub(MemoryFileSystem):
+    """A store that lets in who has the token."""
+
+    protocol = "dcphub"
+    store, pseudo_dirs = {}, [""]
+
+    def __init__(self, token=None, **options):
+        super().__init__(**options)
+        if token != "right":
+            raise PermissionError(f"token {token!r}")
+
+
 class Streams(torch_dcp.filesystem.FileSystem):
     """The local file system of a program, whose streams take 1000 bytes at once and then do as `after` says."""
 
@@ -234,7 +249,7 @@ class Writer(TestCase):
     def test_R9_5_arguments(self):
         parameters = inspect.signature(dcp.HuggingFaceStorageWriter).parameters
         self.assertEqual(
-            {name: parameter.default for name, parameter in parameters.items() if name != "path"},
+            {name: p.default for name, p in parameters.items() if name != "path" and p.kind is not p.KEYWORD_ONLY},
             {
                 "fqn_to_index_mapping": None,
                 "thread_count": 1,
@@ -244,6 +259,42 @@ class Writer(TestCase):
             },
         )
         self.assertTrue(issubclass(dcp.HuggingFaceStorageWriter, torch_dcp.HuggingFaceStorageWriter))
+
+    def test_R9_5_keywords_of_2_8(self):
+        """As they were there: save_sharded is save_distributed, and a token goes to the protocol of a remote path."""
+        save({"a": numbered(2)}, self.path, save_sharded=True, token="local paths need none")
+        self.assertEqual(files_of(self.path), ["shard-00001-model-00001-of-00001.safetensors"])
+        load({"a": torch.zeros(2)}, self.path, token="none")
+        fsspec.register_implementation("dcphub", Hub, clobber=True)
+        place = f"dcphub://{uuid.uuid4().hex}"
+        state = every_dtype(6, 4) | {"empty": torch.zeros(0, 3)}
+        with self.assertRaises(PermissionError):
+            save(state, place, token="wrong")
+        save(state, place, token="right", fqn_to_index_mapping={name: 1 + len(name) % 2 for name in state})
+        local = self.root / "local"
+        save(state, local, fqn_to_index_mapping={name: 1 + len(name) % 2 for name in state})
+        hub = Hub(token="right")
+        self.assertEqual(sorted(os.path.basename(name) for name in hub.ls(place, detail=False)), files_of(local))
+        for name in files_of(local):
+            self.assertEqual(hub.cat_file(f"{place}/{name}"), (local / name).read_bytes())
+        with self.assertRaises(PermissionError):
+            dcp.HuggingFaceStorageReader(place)
+        for name, tensor in load(empty_like(state), place, token="right").items():
+            self.assertEqual(tensor_bytes(tensor), tensor_bytes(state[name]), name)
+        with self.assertRaisesRegex(ValueError, "local directory"):
+            dcp.HuggingFaceStorageWriter(place, save_distributed=True, enable_consolidation=True, token="right")
+
+    def test_remote_shards_are_read_in_part(self):
+        place = f"memory://{uuid.uuid4().hex}"
+        pool.run(save_sharded, self.path, {}, world=4)
+        for name in files_of(self.path):
+            fsspec.filesystem("memory").pipe_file(f"{place}/{name}", (self.path / name).read_bytes())
+        expected = dense_state()
+        self.assertStateEqual(load({n: torch.zeros_like(t) for n, t in expected.items()}, place), expected)
+        fsspec.filesystem("memory").pipe_file(f"{place}/cut.safetensors", b"\x10\0\0\0\0\0\0\0{")
+        with raises_together(self) as caught:
+            load({"rows": torch.zeros(10, 3)}, place)
+        self.assertIn("cut.safetensors", str(caught.failures[0][0]))
 
     def test_R9_6_file_names(self):
         save({"a": numbered(2)}, self.path)
