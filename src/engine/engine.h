@@ -176,7 +176,9 @@ dcp_status dcp__read_box(const dcp__source *src, const dcp__payload *p, const in
                          const int64_t *dst_strides, dcp__tile_buf *buf, dcp_error *err);
 void dcp__tile_buf_reset(dcp__tile_buf *buf);
 
-/* Compares the CRC-32 of a storage that is not deflated with what the record says. */
+/* What is said of a storage whose CRC-32 is not the one that the record says. */
+dcp_status dcp__compare_storage_crc(const dcp__storage_span *storage, uint32_t crc, dcp_error *err);
+/* Reads a storage that is not deflated, and compares its CRC-32. */
 dcp_status dcp__check_storage_crc(dcp_context *ctx, const dcp__source *src, const dcp__storage_span *storage, dcp_error *err);
 
 /* ---- errors ---- */

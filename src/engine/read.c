@@ -68,7 +68,7 @@ dcp_status dcp__read_piece(const dcp__read_plan *plan, const dcp__piece *p, cons
     return dcp__read_box(src, payload, start, sizes, first, strides, buf, err);
 }
 
-static bool reads_whole_chunk(const dcp__read_plan *r, const dcp__unit *u)
+bool dcp__reads_whole_chunk(const dcp__read_plan *r, const dcp__unit *u)
 {
     for (size_t i = 0; i < u->n; i++) {
         const dcp__piece *p = &r->pieces[u->first + i];
@@ -77,6 +77,13 @@ static bool reads_whole_chunk(const dcp__read_plan *r, const dcp__unit *u)
         }
     }
     return false;
+}
+
+dcp_status dcp__compare_storage_crc(const dcp__storage_span *storage, uint32_t crc, dcp_error *err)
+{
+    return crc == storage->crc ? DCP_OK
+                               : dcp__fail_at(err, DCP_CHECKSUM, storage->offset,
+                                              "crc-32 of the payload is %08x, the record says %08x", crc, storage->crc);
 }
 
 dcp_status dcp__check_storage_crc(dcp_context *ctx, const dcp__source *src, const dcp__storage_span *storage, dcp_error *err)
@@ -94,17 +101,13 @@ dcp_status dcp__check_storage_crc(dcp_context *ctx, const dcp__source *src, cons
         done += n;
     }
     dcp__free(ctx, block);
-    if (status == DCP_OK && crc != storage->crc) {
-        return dcp__fail_at(err, DCP_CHECKSUM, storage->offset, "crc-32 of the payload is %08x, the record says %08x", crc,
-                            storage->crc);
-    }
-    return status;
+    return status == DCP_OK ? dcp__compare_storage_crc(storage, crc, err) : status;
 }
 
 dcp_status dcp__check_unit_crc(const dcp__read_plan *r, const dcp__unit *u, const dcp__source *src, const dcp__payload *p,
                                dcp_error *err)
 {
-    if (!r->ck->check_crc || r->ck->compared || !p->storage.has_crc || p->storage.is_deflated || !reads_whole_chunk(r, u)) {
+    if (!r->ck->check_crc || r->ck->compared || !p->storage.has_crc || p->storage.is_deflated || !dcp__reads_whole_chunk(r, u)) {
         return DCP_OK;
     }
     return dcp__check_storage_crc(r->ck->ctx, src, &p->storage, err);

@@ -181,7 +181,7 @@ static dcp_status make_units(dcp__read_plan *r, dcp_error *err)
     return DCP_OK;
 }
 
-static bool is_small(const dcp__storage *s)
+bool dcp__is_small(const dcp__storage *s)
 {
     return s->length <= SMALL_BYTES && s->transforms == 0 && s->length <= UINT64_MAX - s->offset;
 }
@@ -195,7 +195,7 @@ static dcp_status make_steps(dcp__read_plan *r, dcp_error *err)
     for (size_t i = 0; i < r->n_units; i++) {
         const dcp__storage *s = r->units[i].storage;
         dcp__read_step *last = r->n_steps ? &r->steps[r->n_steps - 1] : NULL;
-        bool small = is_small(s);
+        bool small = dcp__is_small(s);
         if (small && last && last->is_window && r->units[last->first].storage->file == s->file &&
             s->offset <= last->hi + WINDOW_GAP_BYTES && s->offset + s->length - last->lo <= DCP__WINDOW_BYTES) {
             last->n++;

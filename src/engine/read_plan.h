@@ -52,9 +52,14 @@ dcp_status dcp__read_pieces(dcp_checkpoint *ck, const dcp__piece *pieces, size_t
 
 #define DCP__WINDOW_BYTES ((uint64_t)4 << 20)
 
+/* Whether a record is read whole, in a window with others. */
+bool dcp__is_small(const dcp__storage *s);
+
 /* Reads the indexes [from, to) of dimension dim of a piece (dim -1: all of it). */
 dcp_status dcp__read_piece(const dcp__read_plan *plan, const dcp__piece *p, const dcp__source *src, const dcp__payload *payload,
                            int dim, int64_t from, int64_t to, dcp__tile_buf *buf, dcp_error *err);
+/* Whether a piece of it is all of the chunk. */
+bool dcp__reads_whole_chunk(const dcp__read_plan *plan, const dcp__unit *u);
 /* Checks the CRC of a payload if that was asked for and a piece needs all of it. */
 dcp_status dcp__check_unit_crc(const dcp__read_plan *plan, const dcp__unit *u, const dcp__source *src, const dcp__payload *p,
                                dcp_error *err);

@@ -15,11 +15,13 @@ typedef struct dcp__share {
     int rank, world;
     dcp__read_plan reads; /* all that this rank wants */
     dcp__cells cells;
+    dcp__cells records; /* the shared ones, cut */
     dcp__rank_sets sets;
-    uint64_t bundle_bytes; /* at most that many are sent in a round */
-    dcp__cell **outgoing;  /* that this rank reads, in the order in which it sends them */
+    uint64_t bundle_bytes, cell_bytes; /* at most that many are sent in a round, and are in a cell */
+    dcp__cell **outgoing;              /* that this rank reads, in the order in which it sends them */
     size_t n_outgoing;
-    dcp__cell **incoming;   /* of others, sender by sender, in that order */
+    dcp__cell **incoming; /* of others, sender by sender, in that order */
+    size_t n_incoming;
     size_t *first_incoming; /* [world + 1] */
     dcp__piece *alone;      /* what this rank reads for itself */
     size_t n_alone;

@@ -12,14 +12,17 @@
 
 /* ---- is there anything to share? ---- */
 
-/* Equal on ranks for which a place in the metadata means the same bytes. With a save id it is known already that they have opened
- * the same checkpoint; without one the path has to do. Never 0. */
+/* Equal on ranks for which a place in the metadata means the same bytes, and that look at the same checksums. With a save id it
+ * is known already that they have opened the same checkpoint; without one the path has to do. Never 0. */
 static uint64_t fingerprint(const dcp_checkpoint *ck)
 {
     const dcp__metadata *m = ck->meta;
-    const uint64_t parts[] = {m->n_entries, m->n_chunks, m->n_files,
+    const uint64_t parts[] = {m->n_entries,
+                              m->n_chunks,
+                              m->n_files,
                               dcp__xxh3_64(m->storages, m->n_storages * sizeof *m->storages),
-                              m->save_id.ptr ? 0 : dcp__xxh3_64(ck->path, strlen(ck->path))};
+                              m->save_id.ptr ? 0 : dcp__xxh3_64(ck->path, strlen(ck->path)),
+                              ck->check_crc};
     uint64_t h = dcp__xxh3_64(parts, sizeof parts);
     return h ? h : 1;
 }
@@ -66,8 +69,8 @@ static int compare_by_owner(const void *a, const void *b)
 
 static dcp_status make_wish(dcp__share *s, dcp__mail *out, dcp_error *err)
 {
-    uint64_t cell_bytes = s->bundle_bytes < CELL_BYTES ? s->bundle_bytes : CELL_BYTES;
-    dcp_status status = dcp__cells_cut(&s->reads, cell_bytes, s->bundle_bytes, &s->cells, err);
+    s->cell_bytes = s->bundle_bytes < CELL_BYTES ? s->bundle_bytes : CELL_BYTES;
+    dcp_status status = dcp__cells_cut(&s->reads, s->cell_bytes, &s->cells, err);
     if (status != DCP_OK) {
         return status;
     }
@@ -123,36 +126,59 @@ static int compare_to_send(const void *a, const void *b, void *arg)
     return dcp__cell_compare_places(s->ck->meta, x, y);
 }
 
+static dcp_status cut_records(dcp__share *s, dcp_error *err)
+{
+    dcp_status status = DCP_OK;
+    for (size_t i = 0; i < s->cells.n && status == DCP_OK; i++) {
+        const dcp__cell *c = &s->cells.cells[i];
+        if (c->is_record && c->set != DCP__NOBODY) {
+            status = dcp__cells_cut_record(c, s->ck->meta, s->cell_bytes, &s->records, err);
+        }
+    }
+    return status;
+}
+
+static void list_shared(dcp__share *s, dcp__cell *c)
+{
+    if (c->reader == (uint32_t)s->rank) {
+        s->outgoing[s->n_outgoing++] = c;
+    } else {
+        s->incoming[s->n_incoming++] = c;
+        s->first_incoming[c->reader + 1]++;
+    }
+}
+
 static dcp_status sort_shared(dcp__share *s, dcp_error *err)
 {
-    size_t n_in = 0;
-    s->outgoing = dcp__calloc(s->ck->ctx, s->cells.n, sizeof(dcp__cell *));
-    s->incoming = dcp__calloc(s->ck->ctx, s->cells.n, sizeof(dcp__cell *));
+    dcp_status status = cut_records(s, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    s->outgoing = dcp__calloc(s->ck->ctx, s->cells.n + s->records.n, sizeof(dcp__cell *));
+    s->incoming = dcp__calloc(s->ck->ctx, s->cells.n + s->records.n, sizeof(dcp__cell *));
     s->first_incoming = dcp__calloc(s->ck->ctx, (size_t)s->world + 1, sizeof *s->first_incoming);
     if (!s->outgoing || !s->incoming || !s->first_incoming) {
         return dcp__nomem(err);
     }
     for (size_t i = 0; i < s->cells.n; i++) {
         dcp__cell *c = &s->cells.cells[i];
-        if (c->set == DCP__NOBODY) {
-            continue;
+        if (!c->is_record && c->set != DCP__NOBODY) {
+            list_shared(s, c);
         }
-        if (c->reader == (uint32_t)s->rank) {
-            s->outgoing[s->n_outgoing++] = c;
-        } else {
-            s->incoming[n_in++] = c;
-            s->first_incoming[c->reader + 1]++;
-        }
+    }
+    for (size_t i = 0; i < s->records.n; i++) {
+        list_shared(s, &s->records.cells[i]);
     }
     for (int r = 0; r < s->world; r++) {
         s->first_incoming[r + 1] += s->first_incoming[r];
     }
     qsort_r(s->outgoing, s->n_outgoing, sizeof(dcp__cell *), compare_to_send, s);
-    qsort_r(s->incoming, n_in, sizeof(dcp__cell *), compare_to_send, s);
+    qsort_r(s->incoming, s->n_incoming, sizeof(dcp__cell *), compare_to_send, s);
     return DCP_OK;
 }
 
-/* Pieces of which nothing is shared are read as they are; of others the cells that nobody else wants. */
+/* Pieces of which nothing is shared are read as they are; of others the cells that nobody else wants. A record is one cell, so it
+ * is shared by all of its pieces or by none. */
 static dcp_status find_alone(dcp__share *s, dcp_error *err)
 {
     const dcp__read_plan *r = &s->reads;
@@ -163,7 +189,10 @@ static dcp_status find_alone(dcp__share *s, dcp_error *err)
         return dcp__nomem(err);
     }
     for (size_t i = 0; i < s->cells.n; i++) {
-        has_shared[s->cells.cells[i].whole] |= s->cells.cells[i].set != DCP__NOBODY;
+        const dcp__cell *c = &s->cells.cells[i];
+        for (size_t k = 0; k < c->n; k++) {
+            has_shared[c->first + k] |= c->set != DCP__NOBODY;
+        }
     }
     for (size_t i = 0; i < r->n_pieces; i++) {
         if (!has_shared[i]) {
@@ -172,7 +201,7 @@ static dcp_status find_alone(dcp__share *s, dcp_error *err)
     }
     for (size_t i = 0; i < s->cells.n; i++) {
         const dcp__cell *c = &s->cells.cells[i];
-        if (has_shared[c->whole] && c->set == DCP__NOBODY) {
+        if (has_shared[c->first] && c->set == DCP__NOBODY) {
             s->alone[s->n_alone++] = c->piece;
         }
     }
@@ -216,6 +245,8 @@ dcp_status dcp__share_plan(const dcp__step *step, dcp_checkpoint *ck, dcp_status
     *s = (dcp__share){.ck = ck, .rank = dcp__step_rank(step), .world = dcp__step_size(step)};
     if (mine == DCP_OK) {
         dcp__rank_sets_init(&s->sets, ck->ctx);
+        dcp__cells_init(&s->cells, ck->ctx);
+        dcp__cells_init(&s->records, ck->ctx);
         mine = dcp__plan_read(ck, requests, n, &s->reads, err);
     }
     dcp_status status = agree_to_share(step, s, mine, wanted, &s->bundle_bytes, err);
@@ -230,6 +261,7 @@ void dcp__share_reset(dcp__share *s)
     if (s->sets.ctx) {
         dcp__read_plan_reset(&s->reads);
         dcp__cells_reset(&s->cells);
+        dcp__cells_reset(&s->records);
         dcp__rank_sets_reset(&s->sets);
         dcp__free(s->ck->ctx, s->outgoing);
         dcp__free(s->ck->ctx, s->incoming);

@@ -4,6 +4,8 @@
 #include <string.h>
 
 #include "engine/share.h"
+#include "engine/share_record.h"
+#include "plan/coverage.h"
 #include "state/strided.h"
 
 #define BUFFERS 2
@@ -33,6 +35,7 @@ typedef struct rounds {
     dcp_error err;
     uint64_t done_bytes, alone_bytes;
     dcp__share_bytes bytes;
+    dcp__record_reader record; /* of the thread that reads bundles */
 } rounds;
 
 /* ---- what the threads tell each other ---- */
@@ -73,17 +76,16 @@ static void advance(rounds *x, uint64_t bytes)
 
 /* ---- reading ---- */
 
-static dcp_status read_bundle(rounds *x, size_t i, dcp_error *err)
+/* Cells that are read in any order, to `at`, one behind the other. */
+static dcp_status read_cells(rounds *x, dcp__cell *const *cells, size_t n, uint8_t *at, dcp_error *err)
 {
     static const int64_t zeros[DCP_MAX_NDIM];
     static const dcp_read_opts quiet = DCP_READ_OPTS_INIT;
-    const bundle *b = &x->bundles[i];
     dcp_context *ctx = x->s->ck->ctx;
-    uint8_t *at = x->buffers[i % BUFFERS];
-    dcp__piece *pieces = dcp__calloc(ctx, b->n, sizeof *pieces);
-    dcp_read_request *requests = dcp__calloc(ctx, b->n, sizeof *requests);
-    for (size_t k = 0; pieces && requests && k < b->n; k++) {
-        const dcp__piece *p = &x->s->outgoing[b->first + k]->piece;
+    dcp__piece *pieces = dcp__calloc(ctx, n, sizeof *pieces);
+    dcp_read_request *requests = dcp__calloc(ctx, n, sizeof *requests);
+    for (size_t k = 0; pieces && requests && k < n; k++) {
+        const dcp__piece *p = &cells[k]->piece;
         const dcp_item *item = &p->entry->item;
         requests[k] = (dcp_read_request){item, {NULL, NULL}, dcp_tensor_make(item->dtype, item->ndim, p->sizes, at)};
         pieces[k] = *p;
@@ -91,9 +93,36 @@ static dcp_status read_bundle(rounds *x, size_t i, dcp_error *err)
         pieces[k].in_wanted = zeros;
         at += p->bytes;
     }
-    dcp_status status = pieces && requests ? dcp__read_pieces(x->s->ck, pieces, b->n, &quiet, err) : dcp__nomem(err);
+    dcp_status status = pieces && requests ? dcp__read_pieces(x->s->ck, pieces, n, &quiet, err) : dcp__nomem(err);
     dcp__free(ctx, pieces);
     dcp__free(ctx, requests);
+    return status;
+}
+
+/* How many of the cells are read together: parts of one record, or cells that are no parts. */
+static size_t count_run(dcp__cell *const *cells, size_t n)
+{
+    size_t i = 1;
+    while (i < n && cells[i]->is_part == cells[0]->is_part &&
+           (!cells[0]->is_part || cells[i]->piece.chunk == cells[0]->piece.chunk)) {
+        i++;
+    }
+    return i;
+}
+
+static dcp_status read_bundle(rounds *x, size_t i, dcp_error *err)
+{
+    const bundle *b = &x->bundles[i];
+    uint8_t *at = x->buffers[i % BUFFERS];
+    dcp__cell *const *cells = x->s->outgoing + b->first;
+    dcp_status status = DCP_OK;
+    for (size_t k = 0, n; k < b->n && status == DCP_OK; k += n) {
+        n = count_run(cells + k, b->n - k);
+        status = cells[k]->is_part ? dcp__record_read(&x->record, cells + k, n, at, err) : read_cells(x, cells + k, n, at, err);
+        for (size_t c = k; c < k + n; c++) {
+            at += cells[c]->piece.bytes;
+        }
+    }
     return status;
 }
 
@@ -120,6 +149,7 @@ static void *read_bundles(void *arg)
         pthread_mutex_unlock(&x->lock);
         note_failure(x, status, &err);
     }
+    dcp__record_reader_reset(&x->record);
     return NULL;
 }
 
@@ -156,37 +186,59 @@ static void *read_alone(void *arg)
 
 /* ---- putting in place ---- */
 
-static void put_cell(const dcp__cell *c, const uint8_t *from)
+/* Puts what a cell and a piece have in common into the piece's place. Returns its bytes. */
+static uint64_t put_piece(const dcp__piece *p, const dcp__cell *c, const uint8_t *from)
 {
-    const dcp__piece *p = &c->piece;
     const dcp_tensor *dst = &p->request->dst;
+    int64_t in_piece[DCP_MAX_NDIM], in_cell[DCP_MAX_NDIM], sizes[DCP_MAX_NDIM];
     int64_t row_major[DCP_MAX_NDIM], from_strides[DCP_MAX_NDIM];
+    const dcp_box of_piece = {p->in_chunk, p->sizes}, of_cell = {c->piece.in_chunk, c->piece.sizes};
+    if (!dcp__box_overlap(dst->ndim, &of_piece, &of_cell, in_piece, in_cell, sizes)) {
+        return 0;
+    }
     dcp__row_major(dst->ndim, dst->extents, row_major);
-    dcp__row_major(dst->ndim, p->sizes, from_strides);
+    dcp__row_major(dst->ndim, c->piece.sizes, from_strides);
     const int64_t *to_strides = dst->strides ? dst->strides : row_major;
-    int64_t at = dcp__element_at(dst->ndim, p->in_wanted, to_strides);
+    int64_t to_at = dcp__element_at(dst->ndim, p->in_wanted, to_strides) + dcp__element_at(dst->ndim, in_piece, to_strides);
+    int64_t from_at = dcp__element_at(dst->ndim, in_cell, from_strides);
     size_t elem = dcp_dtype_bytes(dst->dtype);
-    dcp__copy_strided((char *)dst->data + at * (int64_t)elem, to_strides, from, from_strides, dst->ndim, p->sizes, elem);
+    uint64_t bytes = elem;
+    for (int d = 0; d < dst->ndim; d++) {
+        bytes *= (uint64_t)sizes[d];
+    }
+    dcp__copy_strided((char *)dst->data + to_at * (int64_t)elem, to_strides, from + from_at * (int64_t)elem, from_strides,
+                      dst->ndim, sizes, elem);
+    return bytes;
+}
+
+static uint64_t put_cell(const rounds *x, const dcp__cell *c, const uint8_t *from)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < c->n; i++) {
+        bytes += put_piece(&x->s->reads.pieces[c->first + i], c, from);
+    }
+    return bytes;
 }
 
 static uint64_t put_own(rounds *x, size_t i)
 {
     const bundle *b = &x->bundles[i];
     const uint8_t *at = x->buffers[i % BUFFERS];
+    uint64_t bytes = 0;
     for (size_t k = 0; k < b->n; k++) {
-        put_cell(x->s->outgoing[b->first + k], at);
+        bytes += put_cell(x, x->s->outgoing[b->first + k], at);
         at += x->s->outgoing[b->first + k]->piece.bytes;
     }
-    return b->bytes;
+    return bytes;
 }
 
-/* The next cells of a sender: as many as fill what it has sent. */
-static dcp_status put_received(rounds *x, int sender, const uint8_t *bytes, size_t n, dcp_error *err)
+/* The next cells of a sender: as many as fill what it has sent. Adds to *put what of them is wanted. */
+static dcp_status put_received(rounds *x, int sender, const uint8_t *bytes, size_t n, uint64_t *put, dcp_error *err)
 {
     size_t *next = &x->next_incoming[sender], end = x->s->first_incoming[sender + 1], left = n;
     while (left > 0 && *next < end && x->s->incoming[*next]->piece.bytes <= left) {
         const dcp__cell *c = x->s->incoming[(*next)++];
-        put_cell(c, bytes);
+        *put += put_cell(x, c, bytes);
         bytes += c->piece.bytes;
         left -= (size_t)c->piece.bytes;
     }
@@ -235,9 +287,8 @@ static void take_round(rounds *x, size_t i, const dcp__parts *parts)
     for (int r = 0; r < x->s->world && status == DCP_OK; r++) {
         size_t n;
         const uint8_t *bytes = dcp__part(parts, r, &n);
-        status = put_received(x, r, bytes, n, &err);
+        status = put_received(x, r, bytes, n, &done, &err);
         x->bytes.received += n;
-        done += n;
     }
     pthread_mutex_lock(&x->lock);
     x->n_sent += i < x->n_bundles;
@@ -405,7 +456,7 @@ static dcp_status conclude(rounds *x, dcp_status status, dcp_error *err)
 
 dcp_status dcp__share_read(const dcp__step *step, dcp__share *s, const dcp_read_opts *opts, dcp__share_bytes *out, dcp_error *err)
 {
-    rounds x = {.step = step, .s = s, .opts = opts, .err = DCP_ERROR_INIT};
+    rounds x = {.step = step, .s = s, .opts = opts, .err = DCP_ERROR_INIT, .record = {.ck = s->ck}};
     pthread_mutex_init(&x.lock, NULL);
     pthread_cond_init(&x.wake, NULL);
     dcp_status status = count_rounds(&x, prepare(&x, err), err);
