@@ -8,6 +8,7 @@
 
 #include "dcp/dcp.h"
 #include "support/memory_store.h"
+#include "support/peak_alloc.h"
 #include "support/random.h"
 #include "support/ranks.h"
 
@@ -136,39 +137,14 @@ static void consolidate__reads_each_byte_once_and_in_large_requests(void **state
     dcp_storage_free(counting);
 }
 
-/* Bytes allocated at any one time. */
-typedef struct peak {
-    size_t now, most;
-} peak;
-
-static void *count_bytes(void *user, void *ptr, size_t bytes)
-{
-    peak *p = user;
-    size_t *block = ptr ? (size_t *)ptr - 2 : NULL; /* the size is kept in front */
-    size_t before = block ? block[0] : 0;
-    if (bytes == 0) {
-        __atomic_fetch_sub(&p->now, before, __ATOMIC_RELAXED);
-        free(block);
-        return NULL;
-    }
-    block = realloc(block, bytes + 2 * sizeof *block);
-    assert_non_null(block);
-    block[0] = bytes;
-    size_t now = __atomic_add_fetch(&p->now, bytes - before, __ATOMIC_RELAXED),
-           most = __atomic_load_n(&p->most, __ATOMIC_RELAXED);
-    while (now > most && !__atomic_compare_exchange_n(&p->most, &most, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-    }
-    return block + 2;
-}
-
 static void consolidate__memory_does_not_grow_with_the_tensors(void **state)
 {
     (void)state;
     static const tensor large[] = {{"w", 2600, 12000, 1}};
     write_shards("large", large, 1, 3);
     for (dcp_convert_form to = DCP_TO_DCP; to <= DCP_TO_HF; to++) {
-        peak p = {0};
-        dcp_allocator allocator = {count_bytes, &p};
+        peak_alloc p = {0};
+        dcp_allocator allocator = {peak_alloc_resize, &p};
         dcp_context_opts ctx_opts = DCP_CONTEXT_OPTS_INIT;
         dcp_convert_opts opts = options();
         dcp_context *ctx;

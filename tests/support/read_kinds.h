@@ -1,0 +1,30 @@
+/* The kinds of records that a load of several ranks reads in ways of their own. */
+#ifndef TESTS_SUPPORT_READ_KINDS_H
+#define TESTS_SUPPORT_READ_KINDS_H
+
+#include "support/spread.h"
+
+typedef struct read_kind {
+    const char *name;
+    const char *transform;
+    bool check_crc;
+} read_kind;
+
+enum { READ_KINDS = 4 };
+
+static const read_kind read_kinds[READ_KINDS] = {
+    {"plain", NULL, false}, {"zstd", "stream.zstd/1", false}, {"crc", NULL, true}, {"zstd and crc", "stream.zstd/1", true}};
+
+/* Saves tensors in memory, with the kind's records. */
+static inline dcp_storage *save_kind(const read_kind *kind, const spread *tensors, size_t n, int ranks)
+{
+    rank_thread threads[TEST_MAX_RANKS];
+    spread_job j = {tensors, n, NULL, "", DCP_SAVE_OPTS_INIT};
+    assert_int_equal(dcp_storage_memory(NULL, &j.storage, NULL), DCP_OK);
+    j.save.transform = kind->transform;
+    run_ranks(ranks, spread_save_rank, &j, threads);
+    spread_expect(threads, ranks, DCP_OK, kind->name);
+    return j.storage;
+}
+
+#endif
