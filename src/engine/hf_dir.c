@@ -237,6 +237,21 @@ static bool is_dead_part(const dcp__hf_dir *d, const char *name)
     return is_dead;
 }
 
+/* One that is in pieces, as a crash may leave it if nothing is synced, says nothing. */
+static dcp_status read_mark(dcp__hf_dir *d, dcp_error *err)
+{
+    dcp_error fault = DCP_ERROR_INIT;
+    dcp_status status = read_json(d, DCP__HF_MARK, &d->mark, &fault);
+    if (status == DCP_FORMAT) {
+        d->mark = json_object();
+        return d->mark ? DCP_OK : dcp__nomem(err);
+    }
+    if (status != DCP_OK && err) {
+        *err = fault;
+    }
+    return status;
+}
+
 static dcp_status look(dcp__hf_dir *d, dcp_error *err)
 {
     looking l = {.d = d, .err = err};
@@ -246,7 +261,7 @@ static dcp_status look(dcp__hf_dir *d, dcp_error *err)
         d->index = NULL; /* it will be replaced, or stand in the way */
     }
     if (status == DCP_OK && l.is_marked) {
-        status = read_json(d, DCP__HF_MARK, &d->mark, err);
+        status = read_mark(d, err);
     }
     status = status == DCP_OK ? sort_out(d, &d->live, is_dead_file, err) : status;
     status = status == DCP_OK ? sort_out(d, &l.parts, is_dead_part, err) : status;

@@ -42,7 +42,7 @@ typedef struct dcp__hf_model {
 } dcp__hf_model;
 
 /* Makes the directory if need be and locks it until dcp__hf_leave, which also frees. Errors: EXISTS (somebody else writes to it,
- * a checkpoint of another form is there), FORMAT (a mark that is none), and those of the storage. */
+ * a checkpoint of another form is there), and those of the storage. */
 dcp_status dcp__hf_enter(dcp__hf_dir *d, dcp_error *err);
 void dcp__hf_leave(dcp__hf_dir *d);
 

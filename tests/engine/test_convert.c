@@ -447,6 +447,35 @@ static void convert__an_old_model_is_replaced_whole(void **state)
     assert_true(is_there("old/other.safetensors"));
 }
 
+/* Readers do not guess which files count; who overwrites puts it right. */
+static void convert__a_mark_in_pieces_is_told_and_replaced(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {"", "{", "{\"ignored\": ["};
+    dcp_convert_opts opts = options(DCP_TO_HF);
+    dcp_open_opts open = DCP_OPEN_OPTS_INIT;
+    open.storage = storage;
+    save_source("from");
+    opts.objects = DCP_OBJECTS_DROP;
+    opts.max_file_bytes = 16;
+    convert_ok("from", "torn", &opts);
+    opts.overwrite = true;
+    for (size_t i = 0; i < 3; i++) {
+        dcp_file *f;
+        dcp_checkpoint *ck;
+        dcp_error err = DCP_ERROR_INIT;
+        make_empty("torn/.libdcp-replacing");
+        assert_int_equal(storage->ops->open(storage, "torn/.libdcp-replacing", DCP_OPEN_WRITE, &f, NULL), DCP_OK);
+        assert_int_equal(storage->ops->write_at(f, texts[i], strlen(texts[i]), 0, NULL), DCP_OK);
+        assert_int_equal(storage->ops->close(f, NULL), DCP_OK);
+        assert_int_equal(dcp_checkpoint_open(NULL, "torn", &open, &ck, &err), DCP_FORMAT);
+        assert_non_null(strstr(err.message, ".libdcp-replacing"));
+        convert_ok("from", "torn", &opts);
+        assert_w("torn", "model.w");
+        assert_false(is_there("torn/.libdcp-replacing"));
+    }
+}
+
 /* Resuming never writes into a model that is complete: half of it would be another one's. */
 static void convert__resuming_does_not_change_a_complete_model(void **state)
 {
@@ -764,6 +793,37 @@ static void convert__every_failed_operation_leaves_the_old_output(void **state)
     }
 }
 
+/* The same where several files take the place of several. What cannot be removed stays ignored, and goes the next time. */
+static void convert__every_failed_operation_leaves_a_whole_model(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"model.w", "model.b", "model.tied"};
+    dcp_convert_opts opts = options(DCP_TO_HF), good;
+    dcp_storage *faulty;
+    bool was_hit = true;
+    save_source("from");
+    opts.objects = DCP_OBJECTS_DROP;
+    opts.max_file_bytes = 16;
+    convert_ok("from", "several", &opts);
+    opts.overwrite = true;
+    good = opts;
+    assert_int_equal(dcp_storage_fault(NULL, storage, fail_later, NULL, &faulty, NULL), DCP_OK);
+    opts.storage = opts.open.storage = faulty;
+    size_t n_failed = 0;
+    for (size_t n = 1; was_hit; n++) {
+        ops_left = n;
+        n_failed += dcp_convert(NULL, "from", "several", &opts, NULL, NULL) != DCP_OK;
+        was_hit = ops_left == 0;
+        ops_left = 0;
+        assert_w("several", "model.w");
+        assert_true(has_item("several", names[1]) && has_item("several", names[2]));
+        convert_ok("from", "several", &good);
+        assert_false(is_there("several/.libdcp-replacing") || is_there("several/.libdcp-convert"));
+    }
+    assert_true(n_failed > 30);
+    dcp_storage_free(faulty);
+}
+
 static dcp_status fail_sync(void *user, dcp_storage_op op, const char *name, size_t n, uint64_t offset, dcp_error *err)
 {
     (void)user, (void)n, (void)offset;
@@ -853,6 +913,7 @@ int main(void)
         cmocka_unit_test(convert__replaces_nothing_unasked),
         cmocka_unit_test(convert__a_rival_is_refused_and_does_no_harm),
         cmocka_unit_test(convert__an_old_model_is_replaced_whole),
+        cmocka_unit_test(convert__a_mark_in_pieces_is_told_and_replaced),
         cmocka_unit_test(convert__resuming_does_not_change_a_complete_model),
         cmocka_unit_test(convert__what_is_read_back_wrong_is_not_published),
         cmocka_unit_test(convert__a_dcp_directory_is_read_back_too),
@@ -861,6 +922,7 @@ int main(void)
         cmocka_unit_test(convert__a_torch_file_is_read_once),
         cmocka_unit_test(convert__space_is_looked_at_before_anything_is_written),
         cmocka_unit_test(convert__every_failed_operation_leaves_the_old_output),
+        cmocka_unit_test(convert__every_failed_operation_leaves_a_whole_model),
         cmocka_unit_test(convert__what_does_not_reach_the_disk_is_no_result),
         cmocka_unit_test(convert__every_failed_allocation_is_survived),
     };
