@@ -51,6 +51,16 @@ DCP_API dcp_status dcp_helper_create(dcp_context *ctx, const char *path, dcp_hel
 /* Ends the process. No save may be using it. NULL is allowed. */
 DCP_API void dcp_helper_free(dcp_helper *helper);
 
+/* Memory that is the caller's again before the save has ended. */
+typedef struct dcp_lending {
+    /* Whether the caller wants that of a tensor back early; asked of those that this rank writes, from one thread. */
+    bool (*is_lent)(void *user, const dcp_tensor *t);
+    /* Called once, when the last of them has been written, which the save does first where no transform is applied; at once if
+     * this rank writes none of them. Not called by a save that fails before. From any thread of the save; must not block. */
+    void (*returned)(void *user);
+    void *user;
+} dcp_lending;
+
 typedef struct dcp_save_opts {
     size_t struct_size;
     dcp_storage *storage; /* where path is a directory's name ("" the root); NULL: the local file system. Borrowed. */
@@ -89,6 +99,8 @@ typedef struct dcp_save_opts {
                            progress is asked; false ends the process with the save. */
     int max_writers; /* with comm: so many ranks write at the same time at most, equal on all of them; the others wait for their
                         turn. For storages that many writers slow down. 0: all. */
+    const dcp_lending *lending; /* NULL: all memory of the state is lent until the save has ended. Borrowed. Not for saves in the
+                                   background, which tell by themselves. */
 } dcp_save_opts;
 
 #define DCP_COPY_AHEAD_BYTES 3145728u

@@ -208,6 +208,7 @@ static dcp_status copy_opts(dcp_op *op, const dcp_async_opts *given, dcp_error *
     op->progress_user = o->user;
     o->progress = note_progress;
     o->user = op;
+    o->lending = NULL;
     if (o->failed) {
         op->failed = *o->failed;
         o->failed = &op->failed;

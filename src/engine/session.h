@@ -9,6 +9,7 @@
 #include "device/transfer.h"
 #include "engine/gate.h"
 #include "engine/group_plan.h"
+#include "engine/lending.h"
 #include "engine/mover.h"
 #include "format/metadata.h"
 
@@ -55,6 +56,7 @@ struct dcp_save_session {
     dcp_save_report report;
     dcp__mover *mover;       /* moves large payloads to files; NULL: this process does. Borrowed. */
     dcp__transfer *transfer; /* made when the first tensor on a device is met; else NULL */
+    dcp__lent lent;          /* while records are written */
     uint64_t payload_bytes;  /* that this rank writes; set before the writing */
     pthread_mutex_t lock;    /* guards done_bytes and the caller's progress function */
     uint64_t done_bytes;

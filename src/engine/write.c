@@ -79,13 +79,17 @@ static dcp_status take_share(dcp_save_session *s, const dcp_save_plan *plan, con
             out->plan.items[out->plan.n++] = plan->items[i];
         }
     }
-    return dcp__device_items_attach(s->ctx, &s->opts, &s->transfer, out->plan.items, out->plan.n, &out->devices, err);
+    dcp_status status = dcp__lent_ask(s->ctx, s->opts.lending, out->plan.items, out->plan.n, &s->lent, err);
+    return status == DCP_OK
+               ? dcp__device_items_attach(s->ctx, &s->opts, &s->transfer, out->plan.items, out->plan.n, &out->devices, err)
+               : status;
 }
 
-static void share_reset(dcp_context *ctx, share *part)
+static void share_reset(dcp_save_session *s, share *part)
 {
-    dcp__free(ctx, part->plan.items);
-    dcp__free(ctx, part->from);
+    dcp__free(s->ctx, part->plan.items);
+    dcp__free(s->ctx, part->from);
+    dcp__lent_reset(s->ctx, &s->lent);
     dcp__device_items_reset(&part->devices);
 }
 
@@ -139,6 +143,7 @@ static dcp_status write_share(dcp_save_session *s, share *part, size_t n_items, 
         s->digests = dcp__calloc(s->ctx, l.n_records, sizeof *s->digests);
         s->facts = dcp__calloc(s->ctx, l.n_files, sizeof *s->facts);
         status = s->placed && s->digests && s->facts ? DCP_OK : dcp__nomem(err);
+        status = status == DCP_OK ? dcp__lent_find(&s->lent, &l, part->plan.n, err) : status;
         status = status == DCP_OK ? dcp__device_items_fetch(&l, &part->devices, err) : status;
     }
     s->report.plan_seconds += dcp__now() - start;
@@ -160,7 +165,7 @@ static dcp_status write_items(dcp_save_session *s, const dcp_save_plan *plan, co
     share part;
     dcp_status status = take_share(s, plan, writes, &part, err);
     status = status == DCP_OK ? write_share(s, &part, plan->n, err) : status;
-    share_reset(s->ctx, &part);
+    share_reset(s, &part);
     return status;
 }
 

@@ -177,6 +177,9 @@ static dcp_status write_pack(run *r, const task *t, worker *w, dcp_error *err)
     dcp_file *f = r->files[records[0].file];
     dcp_status status = f->storage->ops->write_at(f, w->buf, (size_t)(end - start), start, err);
     status = name_item(&records[0], status, err);
+    for (size_t i = 0; i < t->n && status == DCP_OK; i++) {
+        dcp__lent_wrote(&r->session->lent, t->first + i);
+    }
     return status == DCP_OK ? dcp__session_advance(r->session, payload, err) : status;
 }
 
@@ -249,6 +252,9 @@ static dcp_status write_large(run *r, size_t index, worker *w, dcp_error *err)
     if (crcs != &one) {
         dcp__free(r->session->ctx, crcs);
     }
+    if (status == DCP_OK) {
+        dcp__lent_wrote(&r->session->lent, index);
+    }
     return name_item(rec, status, err);
 }
 
@@ -291,6 +297,38 @@ static dcp_status make_tasks(run *r, dcp_error *err)
         size_t needed = buffer_bytes(l, &r->tasks[r->n_tasks - 1]);
         r->buf_bytes = needed > r->buf_bytes ? needed : r->buf_bytes;
     }
+    return DCP_OK;
+}
+
+static bool is_lent(const run *r, const task *t)
+{
+    bool is_any = false;
+    for (size_t i = 0; i < t->n; i++) {
+        is_any |= dcp__lent_has(&r->session->lent, t->first + i);
+    }
+    return is_any;
+}
+
+/* What the caller waits for comes first; else tasks keep their order. */
+static dcp_status lent_first(run *r, dcp_error *err)
+{
+    size_t n = 0;
+    if (r->session->lent.n_left == 0) {
+        return DCP_OK;
+    }
+    task *sorted = dcp__alloc(r->session->ctx, r->n_tasks * sizeof *sorted);
+    if (!sorted) {
+        return dcp__nomem(err);
+    }
+    for (int rest = 0; rest < 2; rest++) {
+        for (size_t i = 0; i < r->n_tasks; i++) {
+            if (is_lent(r, &r->tasks[i]) == !rest) {
+                sorted[n++] = r->tasks[i];
+            }
+        }
+    }
+    dcp__free(r->session->ctx, r->tasks);
+    r->tasks = sorted;
     return DCP_OK;
 }
 
@@ -351,6 +389,7 @@ dcp_status dcp__write_records(dcp_save_session *s, const dcp__layout *l, dcp_fil
 {
     run r = {.session = s, .layout = l, .files = files, .digests = digests, .buf_bytes = 1};
     dcp_status status = make_tasks(&r, err);
+    status = status == DCP_OK ? lent_first(&r, err) : status;
     status = status == DCP_OK ? make_workers(&r, err) : status;
     status = status == DCP_OK ? write_blob_headers(&r, err) : status;
     status = status == DCP_OK ? dcp__parallel(r.n_tasks, r.n_workers, do_task, &r, err) : status;

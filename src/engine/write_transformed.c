@@ -152,6 +152,9 @@ static dcp_status write_file(void *arg, size_t i, int w, dcp_error *err)
     dcp_status status = k.hasher ? DCP_OK : dcp__nomem(err);
     for (size_t n = 0; n < f->n && status == DCP_OK; n++) {
         status = write_record(r, &r->layout->records[f->first + n], &r->digests[f->first + n], &k, err);
+        if (status == DCP_OK) {
+            dcp__lent_wrote(&r->session->lent, f->first + n);
+        }
     }
     dcp__free_aligned(r->session->ctx, k.hasher);
     return status;

@@ -2,6 +2,7 @@
  * have failed before they take part. */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -456,6 +457,139 @@ static void group__a_rank_that_has_failed_tells_the_others(void **unused)
     }
 }
 
+/* ---- memory that is lent ---- */
+
+#define LENT_BYTES ((size_t)2 << 20)
+
+typedef struct lender {
+    dcp_value *tensors[6], *inner; /* a tensor inside an object */
+    bool lends_plain, lends_inner;
+    int n_returned;
+    uint64_t done_bytes, done_at_return;
+    bool is_refusing;
+} lender;
+
+static bool is_lent(void *user, const dcp_tensor *t)
+{
+    lender *l = user;
+    const void *lent[] = {dcp_value_tensor(l->tensors[3])->data, dcp_value_tensor(l->tensors[4])->data};
+    return (l->lends_plain && (t->data == lent[0] || t->data == lent[1])) ||
+           (l->lends_inner && t->data == dcp_value_tensor(l->inner)->data);
+}
+
+/* The caller goes on working with it. */
+static void returned(void *user)
+{
+    lender *l = user;
+    l->n_returned++;
+    l->done_at_return = l->done_bytes;
+    for (int i = 3; l->lends_plain && i < 5; i++) {
+        memset(dcp_value_tensor(l->tensors[i])->data, 0xee, LENT_BYTES);
+    }
+    if (l->lends_inner) {
+        memset(dcp_value_tensor(l->inner)->data, 0xee, 100);
+    }
+}
+
+static bool note_done(void *user, uint64_t done, uint64_t total)
+{
+    lender *l = user;
+    (void)total;
+    l->done_bytes = done;
+    return !l->is_refusing;
+}
+
+static dcp_value *filled(size_t bytes, int first)
+{
+    dcp_value *v;
+    int64_t extents[] = {(int64_t)bytes};
+    assert_int_equal(dcp_tensor_alloc(NULL, DCP_UINT8, 1, extents, &v, NULL), DCP_OK);
+    for (size_t k = 0; k < bytes; k++) {
+        ((uint8_t *)dcp_value_tensor(v)->data)[k] = (uint8_t)(k * 31 + (size_t)first);
+    }
+    return v;
+}
+
+static dcp_value *lending_state(lender *l)
+{
+    dcp_value *state = new_dict(), *tuple;
+    char key[8];
+    for (int i = 0; i < 6; i++) {
+        l->tensors[i] = filled(LENT_BYTES, i);
+        snprintf(key, sizeof key, "t%d", i);
+        dcp_dict_set(state, dcp_key_str(key), l->tensors[i], NULL);
+    }
+    l->inner = filled(100, 9);
+    dcp_seq_create(NULL, DCP_KIND_TUPLE, &tuple, NULL);
+    dcp_list_append(tuple, l->inner, NULL);
+    dcp_dict_set(state, dcp_key_str("object"), tuple, NULL);
+    return state;
+}
+
+static dcp_status lend(dcp_context *ctx, dcp_storage *st, dcp_value *state, lender *l, dcp_save_opts opts)
+{
+    dcp_lending lending = {is_lent, returned, l};
+    opts.lending = &lending;
+    opts.progress = note_done;
+    opts.user = l;
+    opts.storage = st;
+    opts.overwrite = true;
+    l->n_returned = 0;
+    l->done_bytes = l->done_at_return = 0;
+    return dcp_save(ctx, "ck", state, &opts, NULL, NULL);
+}
+
+/* What is lent is written first and told once, and what becomes of it afterwards is not saved. */
+static void save__lent_memory_is_returned_when_it_is_written(void **unused)
+{
+    (void)unused;
+    dcp_context *ctx;
+    dcp_context_opts one = DCP_CONTEXT_OPTS_INIT;
+    one.threads = 1;
+    assert_int_equal(dcp_context_create(&one, &ctx, NULL), DCP_OK);
+    for (int round = 0; round < 10; round++) {
+        lender l = {.lends_plain = true, .lends_inner = round & 1}, again = {0};
+        dcp_storage *st = memory_storage();
+        dcp_value *state = lending_state(&l), *expected = lending_state(&again), *tree;
+        dcp_save_opts opts = DCP_SAVE_OPTS_INIT;
+        opts.files = 1 + round / 2 % 2;
+        opts.file_per_item = round / 2 == 2;
+        opts.transform = round / 2 == 3 ? "stream.zstd/1" : NULL;
+        opts.serialization = round / 2 == 4 ? DCP_SERIALIZE_SAFETENSORS : DCP_SERIALIZE_TORCH_SAVE;
+        assert_int_equal(lend(round % 2 ? NULL : ctx, st, state, &l, opts), DCP_OK);
+        assert_int_equal(l.n_returned, 1);
+        if (round % 2 == 0 && !opts.transform) { /* told with the last block, of which progress is told next */
+            assert_true(l.done_at_return <= 2 * LENT_BYTES);
+        }
+        dcp_checkpoint *ck = open_in(st, "ck");
+        assert_int_equal(dcp_read_tree(ck, true, &tree, NULL), DCP_OK);
+        assert_true(dcp_value_equal(tree, expected));
+        assert_false(dcp_value_equal(tree, state));
+        dcp_checkpoint_close(ck);
+        dcp_value_free(tree);
+        dcp_value_free(state);
+        dcp_value_free(expected);
+        dcp_storage_free(st);
+    }
+    dcp_context_free(ctx);
+}
+
+static void save__nothing_lent_is_told_at_once_and_a_failure_not(void **unused)
+{
+    (void)unused;
+    lender l = {0};
+    dcp_storage *st = memory_storage();
+    dcp_value *state = lending_state(&l);
+    assert_int_equal(lend(NULL, st, state, &l, (dcp_save_opts)DCP_SAVE_OPTS_INIT), DCP_OK);
+    assert_int_equal(l.n_returned, 1);
+    assert_int_equal(l.done_at_return, 0);
+    l.lends_plain = l.is_refusing = true;
+    assert_int_equal(lend(NULL, st, state, &l, (dcp_save_opts)DCP_SAVE_OPTS_INIT), DCP_CANCELED);
+    assert_int_equal(l.n_returned, 0);
+    dcp_value_free(state);
+    dcp_storage_free(st);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -467,6 +601,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(load__a_caller_that_refuses_an_object_ends_the_load, set_up, tear_down),
         cmocka_unit_test_setup_teardown(load__what_is_filled_is_named_before, set_up, tear_down),
         cmocka_unit_test_setup_teardown(load__progress_that_says_no_cancels, set_up, tear_down),
+        cmocka_unit_test(save__lent_memory_is_returned_when_it_is_written),
+        cmocka_unit_test(save__nothing_lent_is_told_at_once_and_a_failure_not),
         cmocka_unit_test(save__a_plan_cache_outlives_the_contexts_of_saves),
         cmocka_unit_test(group__a_rank_that_has_failed_tells_the_others),
     };
