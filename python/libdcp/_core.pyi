@@ -115,7 +115,9 @@ def save(path: _Path, tree: Mapping[Any, Any], *, describe: _Describe, pickle: C
          memory_bytes: int = 0, on_failure: Literal["return", "warn"] | str = "return",
          progress: _Progress | Control | None = None,
          tensor_types: tuple[type, ...] = (), align_payloads: bool = False, stream: _Stream | None = None,
-         copy_ahead_bytes: int = ..., helper: Helper | None = None) -> dict[str, Any]: ...
+         copy_ahead_bytes: int = ..., helper: Helper | None = None,
+         lent: Callable[[], Sequence[tuple[int, int]] | None] | None = None,
+         returned: Callable[[], Any] | None = None) -> dict[str, Any]: ...
 def load(source: _Path | Checkpoint, tree: dict[Any, Any], *, describe: _Describe,
          load_object: Callable[[str, bytes], Any] | None = None,
          convert: Callable[[str, Any, str], _Descriptor | None] | None = None, group: Group | None = None, partial: bool = False,

@@ -239,6 +239,25 @@ int stream_from(PyObject *number, void **out);
 int stream_asked(PyObject *stream, void **out);
 PyObject *core_open_device(PyObject *module, PyObject *name);
 
+/* ---- py_lending.c ---- */
+
+typedef struct core_range {
+    const char *start;
+    size_t bytes;
+} core_range;
+
+typedef struct core_lending {
+    dcp_lending table;
+    PyObject *returned; /* borrowed */
+    core_range *ranges; /* by address; none overlap */
+    size_t n;
+} core_lending;
+
+/* lent: a function that gives [(address, bytes), ...] or None; it, or what it gives, may be missing: then *out is left alone, or
+ * NULL. told: a function. -1 with an exception. Call lending_reset in every case. */
+int lending_ask(core_lending *l, PyObject *lent, PyObject *told, const dcp_lending **out);
+void lending_reset(core_lending *l);
+
 /* Dicts of reports: each sets dict[key] and returns -1 on failure. */
 int put(PyObject *dict, const char *key, PyObject *value); /* steals value, which may be NULL with an exception */
 

@@ -56,7 +56,8 @@ int plan_cache_init(PyObject *module)
 
 typedef struct save_args {
     PyObject *path, *tree, *checkpoint_id; /* path and checkpoint_id: bytes, owned */
-    PyObject *describe, *pickle, *group, *per_rank, *cache, *rank_local, *progress, *tensor_types, *stream, *helper;
+    PyObject *describe, *pickle, *group, *per_rank, *cache, *rank_local, *progress, *tensor_types, *stream, *helper, *lent,
+        *returned;
     const char *serialization, *on_failure;
     int threads;
     unsigned long long memory_bytes;
@@ -65,23 +66,26 @@ typedef struct save_args {
     const char **patterns;
 } save_args;
 
-static char *keywords[] = {
-    "path",           "tree",           "describe",      "pickle",           "group",         "coordinator",
-    "overwrite",      "sync",           "files",         "file_per_item",    "serialization", "transform",
-    "target_release", "save_id",        "checkpoint_id", "dedup_to_lowest",  "check_content", "per_rank",
-    "cache",          "rank_local",     "threads",       "memory_bytes",     "on_failure",    "progress",
-    "tensor_types",   "align_payloads", "stream",        "copy_ahead_bytes", "helper",        NULL};
+static char *keywords[] = {"path",           "tree",           "describe",      "pickle",
+                           "group",          "coordinator",    "overwrite",     "sync",
+                           "files",          "file_per_item",  "serialization", "transform",
+                           "target_release", "save_id",        "checkpoint_id", "dedup_to_lowest",
+                           "check_content",  "per_rank",       "cache",         "rank_local",
+                           "threads",        "memory_bytes",   "on_failure",    "progress",
+                           "tensor_types",   "align_payloads", "stream",        "copy_ahead_bytes",
+                           "helper",         "lent",           "returned",      NULL};
 
 static int parse(save_args *a, PyObject *args, PyObject *kwargs)
 {
     unsigned long long copy_ahead = DCP_COPY_AHEAD_BYTES;
     *a = (save_args){.serialization = "torch_save", .on_failure = "return", .sync = 1, .opts = DCP_SAVE_OPTS_INIT};
     int is_good = PyArg_ParseTupleAndKeywords(
-        args, kwargs, "O&O|$OOOippipszizO&ppOOOiKsOOpOKO:save", keywords, PyUnicode_FSConverter, &a->path, &a->tree, &a->describe,
-        &a->pickle, &a->group, &a->opts.coordinator, &a->overwrite, &a->sync, &a->opts.files, &a->file_per_item,
+        args, kwargs, "O&O|$OOOippipszizO&ppOOOiKsOOpOKOOO:save", keywords, PyUnicode_FSConverter, &a->path, &a->tree,
+        &a->describe, &a->pickle, &a->group, &a->opts.coordinator, &a->overwrite, &a->sync, &a->opts.files, &a->file_per_item,
         &a->serialization, &a->opts.transform, &a->opts.target_release, &a->opts.save_id, text_converter, &a->checkpoint_id,
         &a->dedup_to_lowest, &a->check_content, &a->per_rank, &a->cache, &a->rank_local, &a->threads, &a->memory_bytes,
-        &a->on_failure, &a->progress, &a->tensor_types, &a->align_payloads, &a->stream, &copy_ahead, &a->helper);
+        &a->on_failure, &a->progress, &a->tensor_types, &a->align_payloads, &a->stream, &copy_ahead, &a->helper, &a->lent,
+        &a->returned);
     a->opts.copy_ahead_bytes = copy_ahead;
     a->opts.checkpoint_id = text_of(a->checkpoint_id);
     return is_good ? 0 : -1;
@@ -136,6 +140,10 @@ static int set_opts(save_args *a)
         if (!PyArg_ParseTuple(a->rank_local, "ii;rank_local must be (rank, world)", &o->rank, &o->world)) {
             return -1;
         }
+    }
+    if (a->lent && a->lent != Py_None && (!a->returned || !PyCallable_Check(a->returned))) {
+        PyErr_SetString(PyExc_TypeError, "lent memory needs a function `returned`");
+        return -1;
     }
     if (set_enums(a) < 0 || set_cache(a) < 0 || strings_from(a->per_rank, &a->patterns, &o->n_per_rank) < 0 ||
         helper_use(a->helper, &o->helper) < 0) {
@@ -231,10 +239,24 @@ static void forgive(core_call *c)
     }
 }
 
+/* Makes the tree, and finds out what of its memory is lent. */
+static int look_at(save_args *a, core_tree *tree, core_lending *lending, core_call *call, dcp_error *failed)
+{
+    bool in_group = a->opts.comm != NULL;
+    if (tree_make(tree, a->tree, in_group, call, failed) < 0) {
+        return -1;
+    }
+    if (failed->code != DCP_OK || lending_ask(lending, a->lent, a->returned, &a->opts.lending) == 0) {
+        return 0;
+    }
+    return in_group ? (errors_take(&call->exception, failed), 0) : -1;
+}
+
 static PyObject *save(save_args *a)
 {
     core_call call;
     core_tree tree;
+    core_lending lending = {0};
     dcp_save_report report = DCP_SAVE_REPORT_INIT;
     dcp_error failed = DCP_ERROR_INIT;
     dcp_status status = DCP_OK;
@@ -246,7 +268,7 @@ static PyObject *save(save_args *a)
     tree.stream = a->stream;
     report.n_ranks = a->opts.comm ? (size_t)dcp_comm_size(a->opts.comm) : 1;
     report.ranks = PyMem_Calloc(report.n_ranks, sizeof *report.ranks);
-    int made = report.ranks ? tree_make(&tree, a->tree, a->opts.comm != NULL, &call, &failed) : (PyErr_NoMemory(), -1);
+    int made = report.ranks ? look_at(a, &tree, &lending, &call, &failed) : (PyErr_NoMemory(), -1);
     if (made == 0) {
         a->opts.progress = call_progress;
         a->opts.user = &call;
@@ -263,6 +285,7 @@ static PyObject *save(save_args *a)
         result = save_report_to_python(&report);
     }
     PyMem_Free(report.ranks);
+    lending_reset(&lending);
     tree_reset(&tree);
     return result;
 }

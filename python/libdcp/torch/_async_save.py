@@ -33,8 +33,9 @@ def async_save(
 ):
     """Takes a snapshot of a state and saves it in the background. Collective over `process_group`, unless `no_dist`.
 
-    What PyTorch's `async_save` says of its arguments holds. Once the snapshot is taken the program may change every tensor, those on
-    the CPU too. Saves of one group are written one after the other. The snapshot's memory is free again when the future is done.
+    What PyTorch's `async_save` says of its arguments holds. Once the snapshot is taken the program may change every tensor, those
+    on the CPU too; where a stager's cap leaves no room for all of it, once what had none has been written. Saves of one group are
+    written one after the other. The snapshot's memory is free again when the future is done.
 
     async_stager: takes the snapshot; stays the caller's to close, and waits with the next snapshot for the upload of this one if
     it uses its memory again. Without one it is the writer, if that is a stager, else a blocking one of the call's own.
@@ -65,6 +66,7 @@ def async_save(
             max_bytes_per_second=max_bytes_per_second,
             low_priority=low_priority,
             finally_=finally_,
+            left=lambda: getattr(stager, "left", None),
         )
 
     def stage():
@@ -139,7 +141,7 @@ def _failed(error):
 def _completion(staged, stager, uploaded):
     """A future that is done, without a result, when the state may be changed: whoever keeps it shall not keep the state.
 
-    What had no room in a stager's memory is written from where it lies, so the state may be changed when the upload has ended.
+    What had no room in a stager's memory is written from where it lies, so the state may be changed when that has been written.
     """
     completion = Future()
 
@@ -151,7 +153,7 @@ def _completion(staged, stager, uploaded):
         # Here no later state has been staged yet.
         uploaded._staged_bytes = getattr(stager, "staged_bytes", None)
         if getattr(stager, "is_partial", False):
-            uploaded.add_done_callback(lambda _: completion.set_result(None))
+            uploaded._returned.add_done_callback(lambda _: completion.set_result(None))
         else:
             completion.set_result(None)
 

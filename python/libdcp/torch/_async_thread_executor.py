@@ -24,10 +24,11 @@ class _ThreadBasedAsyncCheckpointExecutor(_AsyncCheckpointExecutor):
         max_bytes_per_second=0,
         low_priority=False,
         finally_=None,
+        left=None,
     ):
         """Collective when the group is new: its messages in the background get a connection of their own, made in the caller's
         thread, so that they never mix with those of the saves and loads that the caller makes meanwhile."""
-        background = _uploads.Background(self._helper(), max_bytes_per_second, low_priority)
+        background = _uploads.Background(self._helper(), max_bytes_per_second, low_priority, left)
         channel = channel_for(process_group, no_dist, use_collectives)
 
         def save(state):

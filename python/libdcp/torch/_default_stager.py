@@ -17,7 +17,8 @@ class DefaultStager(Reused, _original.DefaultStager):
     A state is not staged before the upload of the one before it has read that one's memory.
 
     cap_bytes: most host memory for snapshots; 0: what the state needs. A larger state is saved all the same: what has no room is
-    written from where it lies, and staging counts as complete when the upload has ended.
+    written from where it lies, before the rest, and staging counts as complete when that has been written; under a planner, writer or
+    stream transform of the program, when the upload has ended.
     """
 
     def __init__(self, config=_original.StagingOptions(), *, cap_bytes=0):
@@ -59,8 +60,13 @@ class DefaultStager(Reused, _original.DefaultStager):
 
     @property
     def is_partial(self):
-        """Whether some of the last state had no room: it must not change until its upload has ended."""
+        """Whether some of the last state had no room: it must not change until that has been written."""
         return self._state_dict_stager.is_partial
+
+    @property
+    def left(self):
+        """(address, bytes) of the memory that had no room."""
+        return self._state_dict_stager.left
 
     @property
     def staged_bytes(self):

@@ -46,7 +46,13 @@ def save(
             facts = Steps(channel, coordinator).union("plan", facts)
         if not facts & HAS_HOOKS:
             if background is not None:
-                options = {"helper": background.helper, "progress": background.control, **options}
+                options = {
+                    "helper": background.helper,
+                    "progress": background.control,
+                    "lent": background.left,
+                    "returned": background.give_back,
+                    **options,
+                }
             return _native.save(state_dict, writer, planner, channel, coordinator, use_collectives, options)
         refuse_options(facts, options, "writer")
         hooks = _Hooks(state_dict, writer, planner, channel.rank, channel.rank == coordinator, use_collectives, background)

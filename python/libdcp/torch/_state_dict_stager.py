@@ -42,7 +42,7 @@ class StateDictStager(_original.StateDictStager):
         self.pin_memory = pin_memory
         self.pin_memory_min_bytes = pin_memory_min_bytes
         self.cap_bytes = cap_bytes
-        self.is_partial = False  # of the last state
+        self.left = []  # (address, bytes) of what had no room of the last state
         self.staged_bytes = 0  # of the last state
         self._kept_bytes = 0  # in storages of ours, while a state is being staged
         self._copies = []  # (target, source) storages of the state that is being staged
@@ -52,7 +52,7 @@ class StateDictStager(_original.StateDictStager):
     def stage(self, state_dict, non_blocking=False):
         if self._is_closed:
             raise StagerClosed
-        self.is_partial = False
+        self.left = []
         self.staged_bytes = 0
         self._kept_bytes = sum(storage.nbytes() for storage in self._cached_storage_mapping.values())
         try:
@@ -70,7 +70,7 @@ class StateDictStager(_original.StateDictStager):
         """The host memory for a storage. Memory on the host is copied at the end, all at once; what is on a device, at once."""
         target = self._target_of(storage)
         if target is None:
-            self.is_partial = True
+            self._leave(storage)
             return storage
         self.staged_bytes += storage.nbytes()
         if storage.device == CPU:
@@ -78,6 +78,14 @@ class StateDictStager(_original.StateDictStager):
         else:
             target.copy_(storage, non_blocking=non_blocking)
         return target
+
+    @property
+    def is_partial(self):
+        """Whether some of the last state had no room."""
+        return bool(self.left)
+
+    def _leave(self, storage):
+        self.left.append((storage.data_ptr(), storage.nbytes()))
 
     def _target_of(self, storage):
         """Where a storage is copied to; None if there is no room for it."""
@@ -107,7 +115,7 @@ class StateDictStager(_original.StateDictStager):
         if x.layout is not torch.strided or x.is_quantized:
             return x.detach().to(device=CPU, copy=True)
         if x.device != CPU and type(x) in PLAIN_TENSORS and self._target_of(x.untyped_storage()) is None:
-            self.is_partial = True
+            self._leave(x.untyped_storage())
             return x
         if x.is_conj() or x.is_neg():  # kept in the tensor, not in its storage
             x = x.detach().resolve_conj().resolve_neg()

@@ -25,13 +25,20 @@ class Background:
     """What a save in the background has beside its arguments.
 
     helper: the process that writes, None: this one. max_bytes_per_second: of this rank's tensors, 0: as fast as it goes.
-    low_priority: its threads run when nothing else does.
+    low_priority: its threads run when nothing else does. left: a function that tells what of the state is not in the snapshot, as
+    [(address, bytes), ...], or None if it does not know.
     """
 
-    def __init__(self, helper=None, max_bytes_per_second=0, low_priority=False):
+    def __init__(self, helper=None, max_bytes_per_second=0, low_priority=False, left=None):
         self.helper = helper
+        self.left = left
+        self.returned = Future()  # done when that has been written, or the save has ended
         self.control = _core.Control(max_bytes_per_second=max_bytes_per_second)
         self.low_priority = low_priority
+
+    def give_back(self):
+        if not self.returned.done():
+            self.returned.set_result(None)
 
     def check(self):
         """Raises if the save is to end."""
@@ -56,6 +63,7 @@ class Upload(Future):
     def __init__(self, background):
         super().__init__()
         self._control = background.control
+        self._returned = background.returned
         self._staged_bytes = None
 
     def progress(self):
@@ -110,6 +118,7 @@ class _Task:
             upload.set_exception(failure)
         else:
             upload.set_result(result)
+        self._background.give_back()
 
     def _run(self, before):
         try:

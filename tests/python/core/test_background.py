@@ -1,4 +1,5 @@
 """Helper and Control: what saves in other threads are given."""
+import ctypes
 import gc
 import os
 import sys
@@ -36,6 +37,38 @@ class Background(unittest.TestCase):
             if "(dcp-writer)" in text and state != "Z" and int(parent) == os.getpid():
                 found.append(int(name))
         return found
+
+    def test_lent_memory_is_told_and_free(self):
+        """Also where ranges that are lent lie in each other, as of storages over one array."""
+        n = 3 * MIB
+        arrays = {name: bytearray(os.urandom(n)) for name in "abcd"}
+        kept = {name: bytes(data) for name, data in arrays.items()}
+        memory = {name: (ctypes.c_char * n).from_buffer(data) for name, data in arrays.items()}
+        places = {name: ctypes.addressof(block) for name, block in memory.items()}
+        said = {name: ("t", "uint8", (n - 100,), None, places[name] + 100, None) for name in arrays}
+        lent = [(places["c"], n), (places["c"] + 10, 20), (places["b"], n)]
+        told = []
+
+        def returned():
+            told.append(True)
+            for name in "bc":
+                ctypes.memset(places[name], 0, n)
+
+        state = {name: name.encode for name in arrays}
+        path = os.path.join(self.dir, "lent")
+        _core.save(path, state, describe=lambda f: said[f.__self__], sync=False, lent=lambda: lent, returned=returned)
+        self.assertEqual(told, [True])
+        back = {name: bytearray(n - 100) for name in arrays}
+        with _core.open(path) as found:
+            found.read_many([(name, None, None, ("b", data)) for name, data in back.items()])
+        self.assertEqual(back, {name: data[100:] for name, data in kept.items()})
+        for wrong, error in ((lambda: [(1,)], TypeError), (lambda: 7, TypeError), (lambda: 1 // 0, ZeroDivisionError)):
+            with self.assertRaises(error):
+                _core.save(path, state, describe=lambda f: said[f.__self__], overwrite=True, lent=wrong, returned=returned)
+        with self.assertRaises(TypeError):
+            _core.save(path, state, describe=lambda f: said[f.__self__], overwrite=True, lent=lambda: lent)
+        _core.save(path, state, describe=lambda f: said[f.__self__], overwrite=True, sync=False, lent=lambda: None, returned=returned)
+        self.assertEqual(told, [True])
 
     def test_helper_serves_many_and_ends_with_its_object(self):
         helper = _core.Helper()
