@@ -152,13 +152,20 @@ static path_text print_path(const dcp_key *path, size_t n)
     return out;
 }
 
+/* Keys are texts here: 0 and "0" are not told apart by how paths look. */
+static const char *explain_equal(const path_text *a, const path_text *b)
+{
+    return strcmp(a->text, b->text) == 0 ? " (a key is an integer in one of them, its digits in the other)" : "";
+}
+
 /* The leaf that comes next has the name of the one with number `first`. */
 static dcp_status meet_name(flattener *f, size_t first, const dcp_leaf *next)
 {
     const dcp_leaf *other = &f->flat->leaves[first];
     if (!f->renames) {
-        return dcp__fail(f->err, DCP_MISMATCH, "paths %s and %s have one name: %s", print_path(other->path, other->path_len).text,
-                         print_path(next->path, next->path_len).text, dcp__print(next->fqn).text);
+        path_text a = print_path(other->path, other->path_len), b = print_path(next->path, next->path_len);
+        return dcp__fail(f->err, DCP_MISMATCH, "paths %s and %s have one name: %s%s", a.text, b.text, dcp__print(next->fqn).text,
+                         explain_equal(&a, &b));
     }
     void *homonyms = f->homonyms;
     bool ok = dcp__grow(f->flat->ctx, &homonyms, &f->cap_homonyms, f->n_homonyms + 1, sizeof *f->homonyms);
@@ -196,12 +203,24 @@ static dcp_status rename_leaf(flattener *f, size_t i, uint32_t *number)
     return dcp__strmap_add(&f->flat->by_name, fqn, i, NULL, f->err);
 }
 
+/* Told once: the tree that is built again of such leaves is another one. */
+static void tell_of_homonyms(const flattener *f, const path_text *before)
+{
+    const dcp_leaf *other = &f->flat->leaves[f->homonyms[0].first], *leaf = &f->flat->leaves[f->homonyms[0].leaf];
+    path_text first = print_path(other->path, other->path_len);
+    dcp__log(f->flat->ctx, DCP_LOG_WARNING, "paths %s and %s have one name, %s%s: the second is called %s, by itself%s",
+             first.text, before->text, dcp__print(other->fqn).text, explain_equal(&first, before), dcp__print(leaf->fqn).text,
+             f->n_homonyms > 1 ? "; there are others" : "");
+}
+
 /* After the walk, so that nobody's own name is taken for another. */
 static dcp_status rename_homonyms(flattener *f)
 {
     if (!f->n_homonyms) {
         return DCP_OK;
     }
+    const dcp_leaf *leaf = &f->flat->leaves[f->homonyms[0].leaf];
+    path_text before = print_path(leaf->path, leaf->path_len);
     uint32_t *next = dcp__calloc(f->flat->ctx, f->flat->n, sizeof *next); /* number for the next leaf with this one's name */
     dcp_status status = next ? DCP_OK : dcp__nomem(f->err);
     for (size_t i = 0; status == DCP_OK && i < f->n_homonyms; i++) {
@@ -210,6 +229,9 @@ static dcp_status rename_homonyms(flattener *f)
         status = rename_leaf(f, f->homonyms[i].leaf, number);
     }
     dcp__free(f->flat->ctx, next);
+    if (status == DCP_OK) {
+        tell_of_homonyms(f, &before);
+    }
     return status;
 }
 

@@ -529,6 +529,47 @@ static dcp_status flatten_homonyms(dcp_context *ctx, void *user, dcp_error *err)
     return status;
 }
 
+static void keep_line(void *user, dcp_log_level level, const char *line)
+{
+    char *kept = user;
+    assert_int_equal(level, DCP_LOG_WARNING);
+    assert_int_equal(kept[0], 0); /* told once, however many there are */
+    snprintf(kept, 400, "%s", line);
+}
+
+/* Nothing is lost, but the tree that is built of such leaves is another one. */
+static void flatten_any__tells_who_gets_another_name(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *tree, *words[4];
+    } cases[] = {
+        {"{a.b:1,a:{b:2}}", {"('a.b')", "('a', 'b')", "a.b#2", "second"}},
+        {"{1:5,#1:6}", {"('1')", "1#2", "integer", "digits"}},
+        {"{a.b:1,c.d:t,a:{b:2},c:{d:3}}", {"('a.b')", "('a', 'b')", "a.b#2", "others"}},
+        {"{a:1,b:{c:2}}", {NULL}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const char *text = cases[i].tree;
+        char line[400] = "";
+        dcp_context_opts opts = DCP_CONTEXT_OPTS_INIT;
+        dcp_context *ctx;
+        dcp_flat *flat;
+        opts.log = keep_line;
+        opts.log_user = line;
+        assert_int_equal(dcp_context_create(&opts, &ctx, NULL), DCP_OK);
+        dcp_value *root = parse(ctx, &text);
+        assert_int_equal(dcp__flatten_any(ctx, root, DCP_FLATTEN_2_4, &flat, NULL), DCP_OK);
+        assert_int_equal(line[0] != 0, cases[i].words[0] != NULL);
+        for (size_t k = 0; k < 4 && cases[i].words[k]; k++) {
+            assert_non_null(strstr(line, cases[i].words[k]));
+        }
+        dcp_flat_free(flat);
+        dcp_value_free(root);
+        dcp_context_free(ctx);
+    }
+}
+
 static void flatten_any__out_of_memory(void **state)
 {
     (void)state;
@@ -552,6 +593,7 @@ int main(void)
         cmocka_unit_test(unflatten__hostile_indices_are_limits),
         cmocka_unit_test(flatten__out_of_memory_leaks_nothing),
         cmocka_unit_test(flatten_any__leaves_of_one_name_are_numbered),
+        cmocka_unit_test(flatten_any__tells_who_gets_another_name),
         cmocka_unit_test(flatten_any__out_of_memory),
         cmocka_unit_test(flatten__many_keys),
     };
