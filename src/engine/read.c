@@ -6,6 +6,7 @@
 #include "engine/device_target.h"
 #include "engine/read_plan.h"
 #include "state/strided.h"
+#include "state/value.h"
 
 #define PART_BYTES ((uint64_t)8 << 20)
 #define BATCH_STEPS 64
@@ -104,13 +105,24 @@ dcp_status dcp__check_storage_crc(dcp_context *ctx, const dcp__source *src, cons
     return status == DCP_OK ? dcp__compare_storage_crc(storage, crc, err) : status;
 }
 
+/* If the CRC of a unit's storage is wrong, whoever has looked first says so, which ends the read. */
+static bool is_compared(const dcp__read_plan *r, const dcp__unit *u)
+{
+    if (!r->compared) {
+        return false;
+    }
+    const dcp__entry *e = r->pieces[u->first].entry;
+    int64_t storage = dcp__value_lazy(r->ck->values[e - r->ck->meta->entries])->storage;
+    return __atomic_exchange_n(&r->compared[storage], true, __ATOMIC_RELAXED);
+}
+
 dcp_status dcp__check_unit_crc(const dcp__read_plan *r, const dcp__unit *u, const dcp__source *src, const dcp__payload *p,
                                dcp_error *err)
 {
     if (!r->ck->check_crc || r->ck->compared || !p->storage.has_crc || p->storage.is_deflated || !dcp__reads_whole_chunk(r, u)) {
         return DCP_OK;
     }
-    return dcp__check_storage_crc(r->ck->ctx, src, &p->storage, err);
+    return is_compared(r, u) ? DCP_OK : dcp__check_storage_crc(r->ck->ctx, src, &p->storage, err);
 }
 
 /* ---- large units ---- */

@@ -12,11 +12,25 @@ typedef struct reading {
     const dcp__archive *archive;
     dcp__source source;
     dcp__tile_buf buf;
-    dcp__strmap copies; /* address of a value -> address of its copy, borrowed from the containers above */
-    dcp__arena arena;   /* the map's keys */
+    dcp__strmap copies;   /* address of a value -> address of its copy, borrowed from the containers above */
+    dcp__strmap compared; /* numbers of the storages whose CRC is right; in the values, which outlive it */
+    dcp__arena arena;     /* the keys of copies */
 } reading;
 
 /* ---- tensors ---- */
+
+/* Once for a storage, however many views of it there are. */
+static dcp_status compare_crc(reading *r, const dcp_value *v, const dcp__storage_span *storage, dcp_error *err)
+{
+    const dcp__lazy *lazy = dcp__value_lazy(v);
+    dcp_str key = {(const char *)&lazy->storage, sizeof lazy->storage};
+    uint64_t unused;
+    if (!r->ck->check_crc || !storage->has_crc || storage->is_deflated || dcp__strmap_get(&r->compared, key, &unused)) {
+        return DCP_OK;
+    }
+    dcp_status status = dcp__check_storage_crc(r->ck->ctx, &r->source, storage, err);
+    return status == DCP_OK ? dcp__strmap_add(&r->compared, key, 0, NULL, err) : status;
+}
 
 static dcp_status read_tensor(reading *r, dcp_value *from, dcp_value *to, dcp_error *err)
 {
@@ -25,9 +39,7 @@ static dcp_status read_tensor(reading *r, dcp_value *from, dcp_value *to, dcp_er
     dcp__spool *inflated = NULL;
     int64_t zeros[DCP_MAX_NDIM] = {0}, strides[DCP_MAX_NDIM];
     dcp_status status = dcp__archive_payload(r->archive, from, &p, err);
-    if (status == DCP_OK && r->ck->check_crc && p.storage.has_crc && !p.storage.is_deflated) {
-        status = dcp__check_storage_crc(r->ck->ctx, &source, &p.storage, err);
-    }
+    status = status == DCP_OK ? compare_crc(r, from, &p.storage, err) : status;
     if (status == DCP_OK && p.storage.is_deflated) {
         status = dcp__spool_inflate(r->ck, &source, &p.storage, &inflated, err);
         if (status == DCP_OK) {
@@ -126,10 +138,12 @@ dcp_status dcp__read_value(dcp_checkpoint *ck, const dcp__archive *a, const dcp_
     }
     reading r = {.ck = ck, .archive = a, .source = *src, .buf = {.ctx = ck->ctx}};
     dcp__strmap_init(&r.copies, ck->ctx);
+    dcp__strmap_init(&r.compared, ck->ctx);
     dcp__arena_init(&r.arena, ck->ctx, UINT64_MAX);
     dcp_status status = copy_below(&r, v, out, err);
     dcp__tile_buf_reset(&r.buf);
     dcp__strmap_reset(&r.copies);
+    dcp__strmap_reset(&r.compared);
     dcp__arena_reset(&r.arena);
     return status;
 }

@@ -222,13 +222,27 @@ static dcp_status plan_requests(dcp__read_plan *r, const dcp_read_request *reque
     return check_places(r, err);
 }
 
+/* Elsewhere a record has the storage of one tensor. */
+static dcp_status remember_crcs(dcp__read_plan *r, dcp_error *err)
+{
+    if (r->ck->values && r->ck->check_crc && !r->ck->compared) {
+        r->compared = dcp__calloc(r->ck->ctx, r->ck->archive.object.n_storages, sizeof *r->compared);
+        return r->compared ? DCP_OK : dcp__nomem(err);
+    }
+    return DCP_OK;
+}
+
 static dcp_status order_pieces(dcp__read_plan *r, dcp_error *err)
 {
     if (r->n_pieces == 0) {
         return DCP_OK;
     }
+    dcp_status status = remember_crcs(r, err);
+    if (status != DCP_OK) {
+        return status;
+    }
     qsort_r(r->pieces, r->n_pieces, sizeof *r->pieces, compare_pieces, r);
-    dcp_status status = make_units(r, err);
+    status = make_units(r, err);
     return status == DCP_OK ? make_steps(r, err) : status;
 }
 
@@ -262,4 +276,5 @@ void dcp__read_plan_reset(dcp__read_plan *r)
     dcp__free(r->ck->ctx, r->pieces);
     dcp__free(r->ck->ctx, r->units);
     dcp__free(r->ck->ctx, r->steps);
+    dcp__free(r->ck->ctx, r->compared);
 }

@@ -36,6 +36,7 @@ typedef struct dcp__read_plan {
     size_t n_units;
     dcp__read_step *steps;
     size_t n_steps;
+    bool *compared;          /* of torch.save files, [storage of the archive]: whose CRC is looked at already; NULL: none is */
     uint64_t bytes;          /* wanted in all */
     dcp__transfer *transfer; /* to targets on devices; NULL: there are none. Borrowed. */
 } dcp__read_plan;
@@ -60,7 +61,7 @@ dcp_status dcp__read_piece(const dcp__read_plan *plan, const dcp__piece *p, cons
                            int dim, int64_t from, int64_t to, dcp__tile_buf *buf, dcp_error *err);
 /* Whether a piece of it is all of the chunk. */
 bool dcp__reads_whole_chunk(const dcp__read_plan *plan, const dcp__unit *u);
-/* Checks the CRC of a payload if that was asked for and a piece needs all of it. */
+/* Checks the CRC of a payload if that was asked for and a piece needs all of it; of a storage with several views once. */
 dcp_status dcp__check_unit_crc(const dcp__read_plan *plan, const dcp__unit *u, const dcp__source *src, const dcp__payload *p,
                                dcp_error *err);
 /* Reads a window and all units in it. */
