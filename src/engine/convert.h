@@ -71,6 +71,30 @@ void dcp__selection_reset(dcp__selection *s);
 /* Every pattern of the options must match something. Errors: NOT_FOUND. */
 dcp_status dcp__cv_check_patterns(const dcp__conversion *c, dcp_error *err);
 
+/* ---- convert_views.c: sources that are torch.save files ---- */
+
+/* Where a tensor lies in its storage. */
+typedef struct dcp__cv_extent {
+    int64_t storage, begin, end; /* bytes */
+    size_t item;
+    bool is_row_major;
+} dcp__cv_extent;
+
+/* All tensors with elements, by storage, then begin, then with the largest first, and of equal ones with the row-major ones
+ * first. Free *out in every case. */
+dcp_status dcp__cv_list_extents(const dcp__selection *s, dcp__cv_extent **out, size_t *n, dcp_error *err);
+
+/* An item as a view of another one: elements from `offset` on of the row-major ones of `base`, with dcp__cv_strides. */
+typedef struct dcp__cv_view {
+    size_t base;    /* the item itself: it is no view of another one */
+    int64_t offset; /* elements */
+} dcp__cv_view;
+
+/* views[item]: whatever lies within a row-major tensor of the selection is a view of it. Other sources have none. */
+dcp_status dcp__cv_find_views(const dcp__selection *s, dcp__cv_view *views, dcp_error *err);
+/* Of a view, in the source. */
+const int64_t *dcp__cv_strides(const dcp__selection *s, size_t item);
+
 /* ---- convert_stream.c: elements ---- */
 
 /* A run of elements of one item, row-major in the whole tensor, read and written at once. */

@@ -309,39 +309,11 @@ static dcp_status fail_alias(const dcp__selection *s, size_t a, size_t b, const 
                      dcp__print(s->items[b].fqn).text, how);
 }
 
-/* Where a tensor of a torch.save file lies in its storage. */
-typedef struct extent {
-    int64_t storage, begin, end; /* bytes */
-    size_t item;
-} extent;
-
-static int compare_extents(const void *a, const void *b)
-{
-    const extent *x = a, *y = b;
-    if (x->storage != y->storage) {
-        return x->storage < y->storage ? -1 : 1;
-    }
-    return x->begin == y->begin ? (x->item > y->item) - (x->item < y->item) : x->begin < y->begin ? -1 : 1;
-}
-
 static dcp_status check_overlaps(const dcp__selection *s, dcp_error *err)
 {
-    const dcp_checkpoint *ck = s->c->ck;
-    extent *list = dcp__calloc(s->c->ctx, s->n, sizeof *list);
-    size_t n = 0;
-    dcp_status status = list ? DCP_OK : dcp__nomem(err);
-    for (size_t i = 0; i < s->n && list && ck->values; i++) {
-        const dcp_value *v = ck->values[s->items[i].entry - ck->meta->entries];
-        const dcp_tensor *t = dcp_value_tensor(v);
-        int64_t span;
-        if (t && dcp__value_lazy(v) && dcp__span_elems(t->ndim, t->extents, t->strides, &span) && span) {
-            int64_t elem = (int64_t)dcp_dtype_bytes(t->dtype), begin = dcp__value_lazy(v)->storage_offset * elem;
-            list[n++] = (extent){dcp__value_lazy(v)->storage, begin, begin + span * elem, i};
-        }
-    }
-    if (n) {
-        qsort(list, n, sizeof *list, compare_extents);
-    }
+    dcp__cv_extent *list;
+    size_t n;
+    dcp_status status = dcp__cv_list_extents(s, &list, &n, err);
     for (size_t i = 1; i < n && status == DCP_OK; i++) {
         if (list[i].storage == list[i - 1].storage && list[i].begin < list[i - 1].end) {
             status = fail_alias(s, list[i - 1].item, list[i].item, "overlap in the source", err);

@@ -10,6 +10,8 @@
 typedef struct torch_file {
     dcp__selection *s;
     dcp_context *ctx;
+    dcp__cv_view *views; /* [item] */
+    dcp_value **bases;   /* [item]: of items that others are views of; else NULL */
     dcp_leaf *leaves;
     size_t n_leaves, next_container;
     dcp_value *root;
@@ -24,10 +26,28 @@ typedef struct torch_file {
 /* ---- the tree ---- */
 
 /* A tensor to be: its place is the item that it has its elements from, so that those of one item share a storage. */
-static dcp_status tensor_value(const torch_file *t, const dcp__cv_item *item, dcp_value **out, dcp_error *err)
+static dcp_status whole_value(const torch_file *t, const dcp__cv_item *item, dcp_value **out, dcp_error *err)
 {
     dcp__lazy lazy = {.storage = (int64_t)item->same_as};
     dcp_tensor shape = dcp_tensor_make(item->dtype, item->ndim, item->extents, NULL);
+    return dcp__lazy_tensor_create(t->ctx, &shape, &lazy, out, err);
+}
+
+/* Views of a tensor lie in its storage, with the strides that they have in the source. */
+static dcp_status tensor_value(const torch_file *t, const dcp__cv_item *item, dcp_value **out, dcp_error *err)
+{
+    const dcp__cv_view *view = &t->views[item - t->s->items];
+    if (view->base == item->same_as) {
+        return whole_value(t, item, out, err);
+    }
+    dcp_value **base = &t->bases[view->base];
+    dcp_status status = *base ? DCP_OK : whole_value(t, &t->s->items[view->base], base, err);
+    if (status != DCP_OK) {
+        return status;
+    }
+    dcp__lazy lazy = {.storage = (int64_t)view->base, .storage_offset = view->offset, .base = *base};
+    dcp_tensor shape = dcp_tensor_make(item->dtype, item->ndim, item->extents, NULL);
+    shape.strides = dcp__cv_strides(t->s, item->same_as);
     return dcp__lazy_tensor_create(t->ctx, &shape, &lazy, out, err);
 }
 
@@ -70,8 +90,11 @@ static dcp_status build_tree(torch_file *t, dcp_error *err)
     const dcp__selection *s = t->s;
     dcp_status status = DCP_OK;
     t->leaves = dcp__calloc(t->ctx, s->n + s->n_containers + 1, sizeof *t->leaves);
-    if (!t->leaves) {
-        return dcp__nomem(err);
+    t->views = dcp__calloc(t->ctx, s->n, sizeof *t->views);
+    t->bases = dcp__calloc(t->ctx, s->n, sizeof *t->bases);
+    status = t->leaves && t->views && t->bases ? dcp__cv_find_views(s, t->views, err) : dcp__nomem(err);
+    if (status != DCP_OK) {
+        return status;
     }
     for (size_t i = 0; i < s->n && status == DCP_OK; i++) {
         status = add_empty_dicts(t, (size_t)(s->items[i].entry - s->c->ck->meta->entries), err);
@@ -166,7 +189,12 @@ static void reset(torch_file *t)
     for (size_t i = 0; t->leaves && i < t->n_leaves; i++) {
         dcp_value_free(t->leaves[i].value);
     }
+    for (size_t i = 0; t->bases && i < t->s->n; i++) {
+        dcp_value_free(t->bases[i]);
+    }
     dcp_value_free(t->root);
+    dcp__free(t->ctx, t->views);
+    dcp__free(t->ctx, t->bases);
     dcp__free(t->ctx, t->leaves);
     dcp__buf_reset(&t->pickle);
     dcp__free(t->ctx, t->storages);

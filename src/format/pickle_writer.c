@@ -203,18 +203,25 @@ static void write_storage(writer *w, dcp_dtype dtype, uint64_t bytes, size_t i)
     op(w, OP_BINPERSID);
 }
 
-/* Up to and with REDUCE. */
-static void write_tensor(writer *w, dcp_dtype dtype, int ndim, const int64_t *extents, uint64_t bytes, size_t storage)
+/* A storage as it is written. */
+typedef struct written_storage {
+    uint64_t bytes;
+    size_t index;
+} written_storage;
+
+/* Up to and with REDUCE. strides NULL: row-major. */
+static void write_tensor(writer *w, dcp_dtype dtype, int ndim, const int64_t *extents, const int64_t *strides, int64_t offset,
+                         written_storage storage)
 {
-    int64_t strides[DCP_MAX_NDIM];
+    int64_t row_major[DCP_MAX_NDIM];
     bool is_typed = storage_class(dtype) != NULL;
-    dcp__row_major(ndim, extents, strides);
+    dcp__row_major(ndim, extents, row_major);
     write_known(w, "torch._utils", is_typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
     op(w, OP_MARK);
-    write_storage(w, dtype, bytes, storage);
-    dcp__emit_int(w->out, 0);
+    write_storage(w, dtype, storage.bytes, storage.index);
+    dcp__emit_int(w->out, offset);
     write_ints(w, ndim, extents);
-    write_ints(w, ndim, strides);
+    write_ints(w, ndim, strides ? strides : row_major);
     op(w, OP_NEWFALSE);
     write_known(w, "collections", "OrderedDict");
     op(w, OP_EMPTY_TUPLE);
@@ -257,7 +264,7 @@ dcp_status dcp__pickle_tensor(dcp__buf *out, dcp_dtype dtype, int ndim, const in
     }
     writer w = {.out = out, .err = err};
     dcp__emit_op(out, OP_PROTO, 2, 1);
-    write_tensor(&w, dtype, ndim, extents, bytes, 0);
+    write_tensor(&w, dtype, ndim, extents, NULL, 0, (written_storage){bytes, 0});
     put_anonymous(&w);
     op(&w, OP_STOP);
     if (out->failed) {
@@ -333,17 +340,19 @@ static bool storage_of(writer *w, const dcp_value *v, uint64_t bytes, size_t *ou
 
 static dcp_status write_tensor_value(writer *w, const dcp_value *v)
 {
-    const dcp_tensor *t = dcp_value_tensor(v);
-    uint64_t bytes = 0;
-    size_t storage;
-    dcp_status status = tensor_bytes(t->dtype, t->ndim, t->extents, &bytes, w->err);
+    const dcp__lazy *lazy = dcp__value_lazy(v);
+    const dcp_value *owner = lazy && lazy->base ? lazy->base : v;
+    const dcp_tensor *t = dcp_value_tensor(v), *of = dcp_value_tensor(owner);
+    written_storage storage = {0};
+    dcp_status status = tensor_bytes(of->dtype, of->ndim, of->extents, &storage.bytes, w->err);
     if (status != DCP_OK) {
         return status;
     }
-    if (!storage_of(w, v, bytes, &storage)) {
+    if (!storage_of(w, owner, storage.bytes, &storage.index)) {
         return dcp__nomem(w->err);
     }
-    write_tensor(w, t->dtype, t->ndim, t->extents, bytes, storage);
+    bool is_view = owner != v;
+    write_tensor(w, t->dtype, t->ndim, t->extents, is_view ? t->strides : NULL, is_view ? lazy->storage_offset : 0, storage);
     put_value(w, v);
     return DCP_OK;
 }

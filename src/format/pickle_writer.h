@@ -16,11 +16,12 @@ typedef struct dcp__write_storage {
 } dcp__write_storage;
 
 /* data.pkl of any value. Tensors (not sharded ones: ARG) are written row-major under keys "0", "1", ...; tensors that are equal
- * in dtype, shape, strides and memory share one, lazy ones that are equal in dtype, shape, strides and place. A value that stands
- * in several places is written once and fetched after; so are equal strings. *storages is allocated with out's context, NULL if
- * there are none. Opaque values are written back from their parts. On an error, out's length is unchanged. Errors: ARG, LIMIT
- * (depth, a text of 4 GiB), UNSUPPORTED (a global's name that this protocol cannot spell; an opaque value with a storage of its
- * own, such as a quantised tensor: its record can only be copied as it is), NOMEM. */
+ * in dtype, shape, strides and memory share one, lazy ones that are equal in dtype, shape, strides and place, and lazy ones with
+ * a base, which keep their strides, have that of their base. A value that stands in several places is written once and fetched
+ * after; so are equal strings. *storages is allocated with out's context, NULL if there are none. Opaque values are written back
+ * from their parts. On an error, out's length is unchanged. Errors: ARG, LIMIT (depth, a text of 4 GiB), UNSUPPORTED (a global's
+ * name that this protocol cannot spell; an opaque value with a storage of its own, such as a quantised tensor: its record can
+ * only be copied as it is), NOMEM. */
 dcp_status dcp__pickle_value(dcp__buf *out, const dcp_value *v, dcp__write_storage **storages, size_t *n, dcp_error *err);
 
 #endif

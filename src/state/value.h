@@ -10,6 +10,7 @@ typedef struct dcp__lazy {
     int64_t storage;        /* index in the archive's list of storages; -1: not lazy */
     int64_t storage_offset; /* in elements */
     bool is_conj, is_neg;   /* to be applied on reading */
+    const dcp_value *base; /* to be written as a view of this tensor, row-major, at storage_offset; NULL: it is none. Borrowed. */
 } dcp__lazy;
 
 /* How Python would make an opaque value. Parts are NULL where the pickle had none. Nothing of it is ever called. */

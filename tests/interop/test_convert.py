@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import format_utils
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from common import RELEASE, SAVE_STATE, TOOL, main, run, torch_load
 from content import digest, digests, tensor_bytes
@@ -25,6 +26,10 @@ SAFETENSORS_DTYPES = (
 
 def convert(source, target, form, *options):
     return json.loads(run(TOOL, "convert", "--json", "--no-sync", "--to", form, *options, source, target) or "{}")
+
+
+def load_pt(path):
+    return torch.load(path, weights_only=True)
 
 
 def fails(source, target, form, *options):
@@ -85,6 +90,49 @@ class Convert(unittest.TestCase):
         theirs = torch.load(self.dir / "theirs.pt", weights_only=False)
         self.assertEqual(nested(ours), nested(theirs))
         self.assertEqual(ours["model"]["layers.0.weight"].shape, (3, 4))
+
+    def test_views_share_their_storage_as_before(self):
+        w, x = torch.arange(24.0).reshape(4, 6), torch.arange(15)
+        c = torch.complex(torch.arange(6.0), torch.ones(6))
+        state = {"part": w[1:3], "t": w.t(), "w": w, "columns": w[:, 2:4], "flat": w.view(-1), "again": w[1:3], "rows": w[::2],
+                 "wide": w[0].expand(5, 6), "one": w[3, 5], "none": w[:0], "row": w[3],
+                 "left": x[:10], "right": x[5:], "c": c, "conj": c.conj()[2:4], "apart": w.clone()}  # fmt: skip
+        torch.save(state, self.dir / "from.pt")
+        report = convert(self.dir / "from.pt", self.dir / "to.pt", "torch")
+        loaded = load_pt(self.dir / "to.pt")
+        self.assertEqual(digests(loaded), digests(state))
+        of_w = ("part", "t", "columns", "flat", "again", "rows", "wide", "one", "row")
+        place = lambda tensor: (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.stride())  # noqa: E731
+        base = loaded["w"].untyped_storage()
+        for name in of_w:
+            self.assertEqual(place(loaded[name]), (base.data_ptr(), *place(state[name])[1:]), name)
+        self.assertEqual(base.nbytes(), w.nbytes)
+        self.assertEqual(report["shared"], len(of_w))
+        others = {loaded[name].untyped_storage().data_ptr() for name in ("w", "left", "right", "c", "conj", "apart")}
+        self.assertEqual(len(others), 6)  # none of the halves holds the other; a conjugate is written resolved
+        loaded["row"].zero_()
+        self.assertEqual(loaded["w"][3].sum(), 0)
+        # without what it is a view of a tensor has its own elements alone; casts keep the sharing
+        convert(self.dir / "from.pt", self.dir / "part.pt", "torch", "--include", "columns", "--include", "part")
+        loaded = load_pt(self.dir / "part.pt")
+        self.assertEqual([loaded[name].untyped_storage().nbytes() for name in ("columns", "part")], [32, 48])
+        convert(self.dir / "from.pt", self.dir / "cast.pt", "torch", "--cast", "w=float64", "--cast", "columns=float64")
+        loaded = load_pt(self.dir / "cast.pt")
+        self.assertEqual(place(loaded["columns"])[0], place(loaded["w"])[0])
+        self.assertTrue(torch.equal(loaded["columns"], w[:, 2:4].double()) and torch.equal(loaded["t"], w.t()))
+
+    def test_empty_containers_come_back(self):
+        """A DCP directory has the names that PyTorch's flattening gives, and libdcp's own notes of what that loses."""
+        state = {"a": {}, "l": [], "t": (), "d": {"e": {}, "f": [], "g": [[], {}], "h": [{}], "i": torch.ones(2),
+                 "j": [torch.ones(1), []], "k": ({},)}, "z": {"y": {"x": {}}}, "m": [[[]], [[{}]]]}  # fmt: skip
+        torch.save(state, self.dir / "from.pt")
+        convert(self.dir / "from.pt", self.dir / "dcp", "dcp")
+        names = {item["fqn"] for item in json.loads(run(TOOL, "ls", "--json", self.dir / "dcp"))["items"]}
+        self.assertEqual(names, set(flatten_state_dict(state)[0]))
+        convert(self.dir / "dcp", self.dir / "back.pt", "torch")
+        convert(self.dir / "from.pt", self.dir / "straight.pt", "torch")
+        for name in ("back.pt", "straight.pt"):
+            self.assertEqual(repr(load_pt(self.dir / name)), repr(state))
 
     def test_to_torch_keeps_ties_and_the_tree(self):
         tied = torch.arange(12.0)
