@@ -277,6 +277,36 @@ static uint64_t ring_bytes(const dcp__read_plan *plan)
     return plan->transfer ? dcp__transfer_ring_bytes(plan->transfer) : 0;
 }
 
+/* What a step's record may take in memory when it is decoded. */
+static uint64_t decoded_bytes(const run *r, const dcp__read_step *s, uint64_t most)
+{
+    const dcp__unit *u = &r->plan->units[s->first];
+    const dcp__piece *p = &r->plan->pieces[u->first];
+    if (s->is_window || u->storage->transforms == 0) {
+        return 0;
+    }
+    uint64_t bytes = dcp__spool_limit(r->ck, p->entry, p->chunk);
+    return bytes < most ? bytes : most;
+}
+
+/* Steps that are read together. What they decode is held until all are done: a quarter of the budget, as much as each thread may
+ * have in memory for one record. */
+static size_t count_batch(const run *r, size_t first)
+{
+    const dcp_context *ctx = r->ck->ctx;
+    size_t n = 0;
+    uint64_t left = ctx->memory_bytes / 4;
+    while (n < BATCH_STEPS && first + n < r->plan->n_steps) {
+        uint64_t bytes = decoded_bytes(r, &r->plan->steps[first + n], ctx->memory_bytes / 4 / (uint64_t)ctx->threads);
+        if (bytes > left) {
+            break;
+        }
+        left -= bytes;
+        n++;
+    }
+    return n;
+}
+
 static dcp_status read_steps(run *r, dcp_error *err)
 {
     dcp_status status = DCP_OK;
@@ -292,7 +322,7 @@ static dcp_status read_steps(run *r, dcp_error *err)
     }
     for (size_t i = 0; i < r->plan->n_steps && status == DCP_OK; i += r->n_batch) {
         r->batch = &r->plan->steps[i];
-        r->n_batch = r->plan->n_steps - i < BATCH_STEPS ? r->plan->n_steps - i : BATCH_STEPS;
+        r->n_batch = count_batch(r, i);
         status = read_batch(r, err);
     }
     for (int i = 0; i < r->n_workers; i++) {

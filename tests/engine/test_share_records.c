@@ -268,6 +268,27 @@ static void records__take_no_more_memory_than_the_budget(void **unused)
     }
 }
 
+/* Records that are just small enough to be decoded in memory, a rank alone. */
+static void records__decoded_in_memory_are_few_at_a_time(void **unused)
+{
+    (void)unused;
+    dcp_error err = DCP_ERROR_INIT;
+    spread t = spread_rows("w", 1,
+                           (const int64_t[]){450000, 450000, 450000, 450000, 450000, 450000, 450000, 450000, 450000, 450000,
+                                             450000, 450000, 450000, 450000, 450000, 450000},
+                           16);
+    static group_load g;
+    g = (group_load){.tensors = &t, .n = 1, .kind = &read_kinds[1], .memory_bytes = 16 * MIB};
+    g.storage = save_kind(g.kind, &t, 1, 16);
+    for (size_t i = 0; i < t.n; i++) {
+        t.chunks[i].ranks = 1;
+    }
+    assert_int_equal(load_rank(&g, NULL, 0, &err), DCP_OK);
+    printf("at most %.1f MiB for 16 records of 1.7 MiB\n", (double)g.memory[0].most / MIB);
+    assert_true(g.memory[0].most <= g.memory_bytes);
+    dcp_storage_free(g.storage);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -275,6 +296,7 @@ int main(void)
         cmocka_unit_test(records__wanted_in_parts_are_read_once),
         cmocka_unit_test(records__that_are_damaged_are_told_to_all_ranks),
         cmocka_unit_test(records__take_no_more_memory_than_the_budget),
+        cmocka_unit_test(records__decoded_in_memory_are_few_at_a_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
