@@ -3,6 +3,7 @@
 import concurrent.futures
 import gc
 import os
+import queue
 import shutil
 import threading
 import unittest
@@ -299,16 +300,32 @@ class Memory(TestCase):
         del stager.stage
         return future, seen[0]
 
-    @unittest.skipIf(RELEASE < (2, 13), "PyTorch's own flattening, which planners of the program use, leaves a cycle with the state")
+    def is_alive_when_told(self, future, memory, tidy=lambda: None):
+        """Waits for the callback, which may come after the waiting threads are let go."""
+        found = queue.Queue()
+
+        def note(_):
+            tidy()
+            found.put(memory() is not None)
+
+        future.add_done_callback(note)
+        return found.get
+
     def test_U24_freed_before_anybody_is_told(self):
-        alive = []
+        future, memory = self.staged_memory(BlockingAsyncStager(), checkpoint_id=self.path)
+        self.assertFalse(self.is_alive_when_told(future, memory)(timeout=TIMEOUT_S))
+        future.result()
+
+    def test_U24_freed_under_a_planner_of_the_program(self):
         gate = Gate()
         future, memory = self.staged_memory(BlockingAsyncStager(), checkpoint_id=self.path, planner=GatedPlanner(gate))
-        future.add_done_callback(lambda _: alive.append(memory() is not None))
+        # Until 2.11 PyTorch's flattening leaves a cycle with the state in it (its pull request 170431); nothing of ours holds it.
+        tidy = gc.collect if RELEASE < (2, 11) else lambda: None
+        is_alive = self.is_alive_when_told(future, memory, tidy)
         self.assertIsNotNone(memory())
         gate.open()
+        self.assertFalse(is_alive(timeout=TIMEOUT_S))
         future.result()
-        self.assertEqual(alive, [False])
 
     def test_an_error_keeps_no_snapshot(self):
         for writer in (FailingWriter(self.root / "1"), FileSystemWriter("/proc/nowhere/checkpoint")):
