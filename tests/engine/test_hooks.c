@@ -465,7 +465,8 @@ typedef struct lender {
     dcp_value *tensors[6], *inner; /* a tensor inside an object */
     bool lends_plain, lends_inner;
     int n_returned;
-    uint64_t done_bytes, done_at_return;
+    uint64_t done_bytes; /* atomic: told by one thread, looked at by another */
+    uint64_t done_at_return;
     bool is_refusing;
 } lender;
 
@@ -482,7 +483,7 @@ static void returned(void *user)
 {
     lender *l = user;
     l->n_returned++;
-    l->done_at_return = l->done_bytes;
+    l->done_at_return = __atomic_load_n(&l->done_bytes, __ATOMIC_RELAXED);
     for (int i = 3; l->lends_plain && i < 5; i++) {
         memset(dcp_value_tensor(l->tensors[i])->data, 0xee, LENT_BYTES);
     }
@@ -495,7 +496,7 @@ static bool note_done(void *user, uint64_t done, uint64_t total)
 {
     lender *l = user;
     (void)total;
-    l->done_bytes = done;
+    __atomic_store_n(&l->done_bytes, done, __ATOMIC_RELAXED);
     return !l->is_refusing;
 }
 
