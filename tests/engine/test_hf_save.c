@@ -236,17 +236,23 @@ static dcp_value *uneven_state(int rank, int64_t first, int64_t rows)
     return root;
 }
 
-static dcp_status save_uneven(void *user, dcp_comm *comm, int rank, dcp_error *err)
+/* Takes the state. */
+static dcp_status save_mine(group_run *g, dcp_comm *comm, int rank, dcp_value *state, dcp_error *err)
 {
-    group_run *g = user;
     dcp_hf_save_opts opts = g->opts;
-    dcp_value *state = uneven_state(rank, rank == 2 ? 4 : 0, rank == 2 ? 3 : g->overlap ? 5 : 4);
     opts.storage = storage;
     opts.comm = comm;
     g->reports[rank] = (dcp_hf_save_report)DCP_HF_SAVE_REPORT_INIT;
     dcp_status status = dcp_hf_save(NULL, g->path, state, &opts, &g->reports[rank], err);
     dcp_value_free(state);
     return status;
+}
+
+static dcp_status save_uneven(void *user, dcp_comm *comm, int rank, dcp_error *err)
+{
+    group_run *g = user;
+    dcp_value *state = uneven_state(rank, rank == 2 ? 4 : 0, rank == 2 ? 3 : g->overlap ? 5 : 4);
+    return save_mine(g, comm, rank, state, err);
 }
 
 static void assert_w(const char *path)
@@ -377,15 +383,7 @@ static dcp_value *letters_state(int rank)
 
 static dcp_status save_letters(void *user, dcp_comm *comm, int rank, dcp_error *err)
 {
-    group_run *g = user;
-    dcp_hf_save_opts opts = g->opts;
-    dcp_value *state = letters_state(rank);
-    opts.storage = storage;
-    opts.comm = comm;
-    g->reports[rank] = (dcp_hf_save_report)DCP_HF_SAVE_REPORT_INIT;
-    dcp_status status = dcp_hf_save(NULL, g->path, state, &opts, &g->reports[rank], err);
-    dcp_value_free(state);
-    return status;
+    return save_mine(user, comm, rank, letters_state(rank), err);
 }
 
 static void assert_letters(const char *path)

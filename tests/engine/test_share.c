@@ -154,24 +154,6 @@ static dcp_status load_counted(void *user, dcp_comm *comm, int rank, dcp_error *
     return status;
 }
 
-static uint64_t bytes_of_checkpoint(dcp_storage *st)
-{
-    dcp_open_opts opts = DCP_OPEN_OPTS_INIT;
-    dcp_checkpoint *ck;
-    dcp_checkpoint_info info = DCP_CHECKPOINT_INFO_INIT;
-    opts.storage = st;
-    assert_int_equal(dcp_checkpoint_open(NULL, "", &opts, &ck, NULL), DCP_OK);
-    assert_int_equal(dcp_checkpoint_get_info(ck, &info, NULL), DCP_OK);
-    uint64_t bytes = info.metadata_bytes;
-    for (size_t i = 0; i < info.n_files; i++) {
-        dcp_file_info f;
-        assert_int_equal(dcp_checkpoint_file(ck, i, &f, NULL), DCP_OK);
-        bytes += f.bytes;
-    }
-    dcp_checkpoint_close(ck);
-    return bytes;
-}
-
 /* A mesh of 2 x 4: rows over the four, the same on both halves; a vector on all eight. */
 static void make_mesh(spread *tensors, int64_t rows)
 {

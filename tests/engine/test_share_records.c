@@ -82,24 +82,6 @@ static uint64_t bytes_read(const group_load *g, int ranks)
     return bytes;
 }
 
-static uint64_t bytes_of_files(dcp_storage *st)
-{
-    dcp_open_opts opts = DCP_OPEN_OPTS_INIT;
-    dcp_checkpoint_info info = DCP_CHECKPOINT_INFO_INIT;
-    dcp_checkpoint *ck;
-    opts.storage = st;
-    assert_int_equal(dcp_checkpoint_open(NULL, "", &opts, &ck, NULL), DCP_OK);
-    assert_int_equal(dcp_checkpoint_get_info(ck, &info, NULL), DCP_OK);
-    uint64_t bytes = info.metadata_bytes;
-    for (size_t i = 0; i < info.n_files; i++) {
-        dcp_file_info f;
-        assert_int_equal(dcp_checkpoint_file(ck, i, &f, NULL), DCP_OK);
-        bytes += f.bytes;
-    }
-    dcp_checkpoint_close(ck);
-    return bytes;
-}
-
 /* A vector that the ranks of a mask hold. */
 static spread make_vector(const char *name, int64_t elems, uint64_t ranks)
 {
@@ -143,7 +125,7 @@ static void records__of_any_size_are_read_once(void **unused)
             tensors[t] = make_vector(names[t], odd_elems(&rnd, g.memory_bytes, world), (UINT64_C(1) << world) - 1);
         }
         g.storage = save_kind(kind, tensors, 3, world);
-        uint64_t all = bytes_of_files(g.storage), read = 0;
+        uint64_t all = bytes_of_checkpoint(g.storage), read = 0;
         run_ranks(world, load_rank, &g, ranks);
         spread_expect(ranks, world, DCP_OK, kind->name);
         for (int r = 0; r < world; r++) {
@@ -174,7 +156,7 @@ static void records__wanted_in_parts_are_read_once(void **unused)
         g.storage = save_kind(g.kind, &saved, 1, 1);
         run_ranks(4, load_rank, &g, ranks);
         spread_expect(ranks, 4, DCP_OK, g.kind->name);
-        assert_true((double)bytes_read(&g, 4) <= 1.02 * (double)bytes_of_files(g.storage));
+        assert_true((double)bytes_read(&g, 4) <= 1.02 * (double)bytes_of_checkpoint(g.storage));
         dcp_storage_free(g.storage);
     }
 }
@@ -234,7 +216,7 @@ static void records__that_are_damaged_are_told_to_all_ranks(void **unused)
         g = (group_load){.tensors = &t, .n = 1, .memory_bytes = 2 * MIB, .is_damaged = true};
         g.kind = &read_kinds[1 + i % (READ_KINDS - 1)];
         g.storage = save_kind(g.kind, &t, 1, 1);
-        uint64_t bytes = bytes_of_files(g.storage);
+        uint64_t bytes = bytes_of_checkpoint(g.storage);
         for (int k = 0; k < 12; k++) {
             n_noticed += load_damaged(&g, k ? bytes * (uint64_t)k / 20 + (uint64_t)test_random_below(&rnd, 50) : 1);
         }

@@ -27,4 +27,23 @@ static inline dcp_storage *save_kind(const read_kind *kind, const spread *tensor
     return j.storage;
 }
 
+/* Its metadata and its data files. */
+static inline uint64_t bytes_of_checkpoint(dcp_storage *st)
+{
+    dcp_open_opts opts = DCP_OPEN_OPTS_INIT;
+    dcp_checkpoint *ck;
+    dcp_checkpoint_info info = DCP_CHECKPOINT_INFO_INIT;
+    opts.storage = st;
+    assert_int_equal(dcp_checkpoint_open(NULL, "", &opts, &ck, NULL), DCP_OK);
+    assert_int_equal(dcp_checkpoint_get_info(ck, &info, NULL), DCP_OK);
+    uint64_t bytes = info.metadata_bytes;
+    for (size_t i = 0; i < info.n_files; i++) {
+        dcp_file_info f;
+        assert_int_equal(dcp_checkpoint_file(ck, i, &f, NULL), DCP_OK);
+        bytes += f.bytes;
+    }
+    dcp_checkpoint_close(ck);
+    return bytes;
+}
+
 #endif
