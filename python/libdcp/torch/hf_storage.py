@@ -137,7 +137,8 @@ class HuggingFaceStorageWriter(_original.HuggingFaceStorageWriter):
     def write_data(self, plan, planner):
         by_file = collections.defaultdict(list)
         for item, name in zip(plan.items, plan.storage_data["files"], strict=True):
-            by_file[name].append(item)
+            if _is_stored(item.tensor_data):
+                by_file[name].append(item)
         suffix = plan.storage_data["suffix"]
         self._written = [name + suffix for name in by_file]
         try:
@@ -240,6 +241,12 @@ class HuggingFaceStorageWriter(_original.HuggingFaceStorageWriter):
             fqn_to_index_mapping={name: mapping[name] for name in metadata.state_dict_metadata},
             num_threads=self.thread_count_consolidation,
         )
+
+
+def _is_stored(data):
+    """False for empty parts of a tensor that has elements, as ranks beyond its rows have. A file of nothing else would not say that
+    it is one of shards, and consolidation takes none that does not."""
+    return 0 not in data.chunk.sizes or 0 in data.size
 
 
 class _Layout:

@@ -105,6 +105,12 @@ def save_sharded(ranks, path, options):
     save(sharded_state(ranks, dense_state()), path, ranks, save_distributed=True, **options)
 
 
+def save_few_rows(ranks, path):
+    """Three rows on four ranks: the last one has an empty part."""
+    options = {"save_distributed": True, "enable_consolidation": True}
+    save(sharded_state(ranks, {"rows": numbered(3, 2)}), path, ranks, **options)
+
+
 def load_sharded(ranks, path):
     zeros = {name: torch.zeros_like(t) for name, t in dense_state().items()}
     loaded = load(sharded_state(ranks, zeros), path, ranks)
@@ -346,6 +352,13 @@ class Writer(TestCase):
         self.assertEqual(
             (writer.consolidated_output_path, str(writer.path)), (str(self.root / "other"), str(self.root / "other/sharded"))
         )
+
+    def test_R9_9_consolidation_where_a_rank_has_an_empty_part_alone(self):
+        pool.run(save_few_rows, self.path)
+        shards = [f"shard-0000{rank}-model-00001-of-00001.safetensors" for rank in (1, 2, 3)]
+        self.assertEqual(files_of(self.path / "sharded"), shards)
+        for place in (self.path, self.path / "sharded"):
+            self.assertStateEqual(load({"rows": torch.zeros(3, 2)}, place), {"rows": numbered(3, 2)})
 
     def test_R9_10_names_without_a_file(self):
         with raises_together(self, "plan") as caught:
