@@ -91,8 +91,11 @@ def read_header(stream, name):
     if length > HEADER_LIMIT_BYTES:
         raise ValueError(f"{name}: no safetensors file: its header would have {length} bytes")
     header = _exactly(stream, length, name)
-    tensors = json.loads(header)
-    return start + header, max((entry["data_offsets"][1] for key, entry in tensors.items() if key != RESERVED), default=0)
+    try:
+        ends = [entry["data_offsets"][1] for key, entry in json.loads(header).items() if key != RESERVED]
+        return start + header, max(map(operator.index, ends), default=0)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ValueError(f"{name}: no safetensors file: its header cannot be read: {error!r}") from None
 
 
 def _exactly(stream, length, name):

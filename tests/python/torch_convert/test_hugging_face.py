@@ -24,6 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard as Split
 from torch.distributed.tensor import distribute_tensor
 
+import libdcp
 import libdcp.torch as dcp
 import pool
 
@@ -301,6 +302,19 @@ class Writer(TestCase):
         with raises_together(self) as caught:
             load({"rows": torch.zeros(10, 3)}, place)
         self.assertIn("cut.safetensors", str(caught.failures[0][0]))
+        fsspec.filesystem("memory").pipe_file(f"{place}/cut.safetensors", b"\2\0\0\0\0\0\0\0x}")
+        with raises_together(self) as caught:
+            load({"rows": torch.zeros(10, 3)}, place)
+        self.assertIn("cut.safetensors", str(caught.failures[0][0]))
+
+    def test_remote_files_of_two_saves_are_not_mixed(self):
+        for folder in (self.path, f"memory://{uuid.uuid4().hex}"):
+            save({"a": numbered(4), "b": numbered(2)}, folder)
+            save({"a": numbered(4, start=1)}, folder, save_distributed=True)
+            with raises_together(self, "read") as caught:
+                load({"a": torch.zeros(4)}, folder)
+            self.assertIsInstance(caught.failures[0][0], libdcp.FormatError)
+            self.assertStateEqual(load({"b": torch.zeros(2)}, folder), {"b": numbered(2)})
 
     def test_R9_6_file_names(self):
         save({"a": numbered(2)}, self.path)
