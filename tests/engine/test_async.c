@@ -413,6 +413,45 @@ static void async__a_state_beyond_the_cap_is_saved_within_it(void **unused)
     }
 }
 
+/* Views that differ in nothing but their shape have records of their own: one that is written says nothing of the others. They
+ * are more than the threads that write. */
+static void async__reshaped_views_beyond_the_cap_are_each_waited_for(void **unused)
+{
+    (void)unused;
+    enum { VIEWS = 12 };
+    place p;
+    place_make(&p, true);
+    dcp_stager_opts so = DCP_STAGER_OPTS_INIT;
+    so.cap_bytes = 4096;
+    dcp_async_opts opts = DCP_ASYNC_OPTS_INIT;
+    opts.stager = make_stager(so);
+    opts.max_bytes_per_second = 64 * MIB;
+    unsigned char *memory = malloc(2 * MIB), *kept = malloc(2 * MIB);
+    dcp_value *state, *expected;
+    dcp_dict_create(NULL, &state, NULL);
+    dcp_dict_create(NULL, &expected, NULL);
+    memset(memory, 5, 2 * MIB);
+    memset(kept, 5, 2 * MIB);
+    for (int i = 0; i < VIEWS; i++) {
+        int64_t extents[] = {(int64_t)1 << i, (int64_t)(2 * MIB) >> i};
+        dcp_tensor view = dcp_tensor_make(DCP_UINT8, 2, extents, memory), same = dcp_tensor_make(DCP_UINT8, 2, extents, kept);
+        char key[8];
+        snprintf(key, sizeof key, "t%d", i);
+        assert_int_equal(dcp_dict_set_tensor(state, key, &view, NULL), DCP_OK);
+        assert_int_equal(dcp_dict_set_tensor(expected, key, &same, NULL), DCP_OK);
+    }
+    dcp_op *op = submit(&p, "", state, opts);
+    memset(memory, 0xEE, 2 * MIB);
+    finish(op);
+    assert_stored(p.memory, "", expected);
+    dcp_value_free(expected);
+    dcp_value_free(state);
+    dcp_stager_free(opts.stager);
+    free(kept);
+    free(memory);
+    place_free(&p);
+}
+
 /* While what has no room is not written, the caller waits, and he goes on before the rest is. */
 static void async__the_caller_waits_for_what_has_no_room_only(void **unused)
 {
@@ -1204,6 +1243,7 @@ int main(void)
         cmocka_unit_test(async__views_share_memory_in_the_snapshot),
         cmocka_unit_test(async__staging_may_be_done_later),
         cmocka_unit_test(async__a_state_beyond_the_cap_is_saved_within_it),
+        cmocka_unit_test(async__reshaped_views_beyond_the_cap_are_each_waited_for),
         cmocka_unit_test(async__the_caller_waits_for_what_has_no_room_only),
         cmocka_unit_test(async__objects_with_tensors_beyond_the_cap_are_saved),
         cmocka_unit_test(async__many_saves_need_no_more_memory_than_two),
