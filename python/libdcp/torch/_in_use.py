@@ -1,6 +1,7 @@
 """Which memory of a stager an upload is still reading."""
 
 import concurrent.futures
+import os
 
 
 OF_THIS_PROCESS = ("_upload", "_background", "_claim", "state_dict_cache")
@@ -32,6 +33,8 @@ class Reused:
 class _Upload:
     def __init__(self, future):
         self._future = future
+        self._process = os.getpid()
 
     def wait(self):
-        concurrent.futures.wait([self._future])
+        if self._process == os.getpid():  # a fork's stager has other memory, and no thread that would end the upload
+            concurrent.futures.wait([self._future])

@@ -1,5 +1,6 @@
 """Snapshots of whole states in host memory that is kept from one to the next: `torch.distributed.checkpoint._state_dict_stager`."""
 
+import os
 import warnings
 
 import torch
@@ -46,12 +47,16 @@ class StateDictStager(_original.StateDictStager):
         self.staged_bytes = 0  # of the last state
         self._kept_bytes = 0  # in storages of ours, while a state is being staged
         self._copies = []  # (target, source) storages of the state that is being staged
+        self._process = os.getpid()
         self._is_closed = False
 
     @torch.no_grad()
     def stage(self, state_dict, non_blocking=False):
         if self._is_closed:
             raise StagerClosed
+        if self._process != os.getpid():  # a fork: shared memory is still the parent's, whose upload may be reading it
+            self._cached_storage_mapping.clear()
+            self._process = os.getpid()
         self.left = []
         self.staged_bytes = 0
         self._kept_bytes = sum(storage.nbytes() for storage in self._cached_storage_mapping.values())

@@ -4,9 +4,11 @@ Those that could get into each other's way run one after the other, in the order
 group, since its messages come in the order of the calls on every rank, and those with the same writer or planner object.
 """
 
+import atexit
 import concurrent.futures
 import os
 import threading
+import time
 import traceback
 import weakref
 from concurrent.futures import Future
@@ -17,8 +19,34 @@ from .. import _core
 # The program comes first: threads of a save, and those that they start, run when it leaves a processor idle, or one second in ten.
 NICENESS = 10
 
-_lock = threading.Lock()  # guards _last
+# A canceled save ends at its next block, unless it waits for another rank.
+STOP_SECONDS = 10
+
+_lock = threading.Lock()  # guards the variables below
 _last = weakref.WeakKeyDictionary()  # channel, writer or planner -> future of the last save that has it
+_running = {}  # Upload -> its thread
+
+
+def _forget():
+    """The parent's saves go on in the parent alone."""
+    global _lock, _last, _running
+    _lock, _last, _running = threading.Lock(), weakref.WeakKeyDictionary(), {}
+
+
+def _stop():
+    """Python ends when all saves have. Where that wait is interrupted they are stopped: a thread that writes while the interpreter is
+    taken down crashes the process."""
+    with _lock:
+        running = dict(_running)
+    for upload in running:
+        upload.cancel()
+    deadline = time.monotonic() + STOP_SECONDS
+    for thread in running.values():
+        thread.join(max(deadline - time.monotonic(), 0))
+
+
+os.register_at_fork(after_in_child=_forget)
+atexit.register(_stop)
 
 
 class Background:
@@ -95,7 +123,9 @@ def start(save, staged, *, shared, background, finally_=None):
     upload.set_running_or_notify_cancel()
     with _lock:
         before = {_last[key] for key in shared if key in _last}
-        threading.Thread(target=task.run, args=(upload, before), name="libdcp-save").start()
+        thread = threading.Thread(target=task.run, args=(upload, before), name="libdcp-save")
+        thread.start()
+        _running[upload] = thread
         for key in shared:
             _last[key] = upload
     return upload
@@ -119,6 +149,8 @@ class _Task:
         else:
             upload.set_result(result)
         self._background.give_back()
+        with _lock:
+            _running.pop(upload, None)
 
     def _run(self, before):
         try:

@@ -1,10 +1,14 @@
 """R7: saves in the background."""
 
 import concurrent.futures
+import functools
 import gc
 import os
 import queue
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 import unittest
 import weakref
@@ -351,6 +355,60 @@ class Memory(TestCase):
             self.assertLessEqual(max(n for _, n in figures[2:]), figures[2][1])
             if stager is not None:
                 stager.close()
+
+
+class Processes(TestCase):
+    def test_interrupted_while_it_waits_for_saves_at_its_end(self):
+        """Ctrl-C, when Python waits for the threads of saves before it ends: they are canceled, and leave nothing."""
+        script = """
+import os, signal, sys, threading, time, warnings
+import torch
+import libdcp.torch as dcp
+from libdcp.torch.state_dict_saver import AsyncCheckpointerType
+warnings.simplefilter("ignore")
+
+def interrupt():
+    while threading.main_thread().is_alive() or upload.progress().written_bytes == 0:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGINT)
+
+state = {str(i): torch.ones(1 << 20) for i in range(8)}
+upload = dcp.async_save(
+    state, checkpoint_id=sys.argv[1], async_checkpointer_type=AsyncCheckpointerType(sys.argv[2]), max_bytes_per_second=1 << 20
+)
+threading.Thread(target=interrupt, daemon=True).start()
+"""
+        for kind in ("thread", "process"):
+            path = self.root / kind
+            done = subprocess.run([sys.executable, "-c", script, path, kind], capture_output=True, text=True, timeout=TIMEOUT_S)
+            self.assertGreaterEqual(done.returncode, 0, done.stderr)
+            self.assertIn("KeyboardInterrupt", done.stderr)
+            self.assertEqual(list(path.glob("*")), [])
+
+    @needs(staging, "DefaultStager")
+    def test_a_fork_saves_by_itself_while_its_parent_does(self):
+        """With the same stager, writer and shared memory."""
+        for options in (PLAIN, (False, True, False, False)):
+            state, stager = {"w": torch.ones(1 << 20)}, new_stager(options)
+            writer = FileSystemWriter(self.root / f"{options}")
+            save = functools.partial(alone, state, storage_writer=writer, async_stager=stager)
+            upload = save(max_bytes_per_second=8 << 20)
+            child = os.fork()
+            if child == 0:
+                signal.alarm(TIMEOUT_S)  # ends it if it hangs
+                try:
+                    writer.reset(self.root / f"{options} child")
+                    state["w"].fill_(2)
+                    save().result()
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            self.assertEqual(os.waitpid(child, 0)[1], 0)
+            upload.result(TIMEOUT_S)
+            for name, value in (("", 1), (" child", 2)):
+                self.assertStateEqual(loaded(self.root / f"{options}{name}", **state), {"w": torch.full((1 << 20,), float(value))})
+            stager.close()
 
 
 # ---- several ranks ----
