@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "bench.h"
-#include "engine/read_plan.h"
+#include "engine/read/read_plan.h"
 
 typedef struct targets {
     dcp_value *state;

@@ -10,7 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "engine/mover_protocol.h"
+#include "engine/save/mover_protocol.h"
 
 #define PARENT_CHECK_MS 5000
 

@@ -16,7 +16,7 @@
 #include <cmocka.h>
 
 #include "dcp/dcp.h"
-#include "engine/stager.h"
+#include "engine/stage/stager.h"
 #include "support/failing_alloc.h"
 #include "support/random_state.h"
 #include "support/ranks.h"

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "dcp/dcp.h"
-#include "engine/convert_names.h"
+#include "engine/convert/convert_names.h"
 #include "support/failing_alloc.h"
 #include "support/memory_store.h"
 #include "support/random.h"

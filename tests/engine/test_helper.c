@@ -15,7 +15,7 @@
 #include <cmocka.h>
 
 #include "dcp/dcp.h"
-#include "engine/mover.h"
+#include "engine/save/mover.h"
 #include "support/temp_dir.h"
 
 #define MIB ((size_t)1 << 20)

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "engine/share.h"
+#include "engine/load/share.h"
 #include "plan/plan_mail.h"
 #include "support/failing_alloc.h"
 #include "support/rank_model.h"

@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 
 #include "base/bytes.h"
-#include "engine/engine.h"
+#include "engine/read/checkpoint.h"
 #include "format/archive_writer.h"
 #include "support/failing_alloc.h"
 #include "support/memory_copy.h"

@@ -15,29 +15,50 @@ below=(
     "comm:plan format state base"
     "engine:comm device storage plan format state base"
 )
+# The same for the folders of the engine.
+engine_below=(
+    "read:"
+    "save:read"
+    "load:save read"
+    "verify:save read"
+    "stage:save read"
+    "convert:save read"
+)
 failed=0
 complain() {
     echo "$1"
     failed=1
 }
 
+# allowed_in FOLDER ROW...
 allowed_in() {
-    local row
-    for row in "${below[@]}"; do
-        [ "${row%%:*}" != "$1" ] || { echo "$1 ${row#*:}"; return; }
+    local row folder=$1
+    shift
+    for row in "$@"; do
+        [ "${row%%:*}" != "$folder" ] || { echo "$folder ${row#*:}"; return; }
     done
 }
 
 checked=0
 for dir in src/*/; do
     layer=$(basename "$dir")
-    allowed=" dcp $(allowed_in "$layer") "
+    allowed=" dcp $(allowed_in "$layer" "${below[@]}") "
     [ "$allowed" != " dcp  " ] || complain "src/$layer is not a layer"
     while IFS=: read -r file line text; do
         used=$(sed -E 's/^[^"]*"([^"\/]*)\/.*/\1/' <<<"$text")
         checked=$((checked + 1))
         case $allowed in *" $used "*) ;; *) complain "$file:$line: $layer must not include $text" ;; esac
     done < <(grep -rnE '^ *# *include +"[^"]*/' "$dir" || true)
+done
+for dir in src/engine/*/; do
+    part=$(basename "$dir")
+    allowed=" $(allowed_in "$part" "${engine_below[@]}") "
+    [ "$allowed" != "  " ] || complain "src/engine/$part has no place among the engine's folders"
+    while IFS=: read -r file line text; do
+        used=$(sed -E 's/^[^"]*"engine\/([^"\/]*)\/.*/\1/' <<<"$text")
+        checked=$((checked + 1))
+        case $allowed in *" $used "*) ;; *) complain "$file:$line: engine/$part must not include $text" ;; esac
+    done < <(grep -rnE '^ *# *include +"engine/' "$dir" || true)
 done
 [ "$checked" -gt 0 ] || complain "nothing checked below src/"
 
