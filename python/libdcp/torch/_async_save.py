@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from . import staging
 from ._async_process_executor import _ProcessBasedAsyncCheckpointExecutor
-from ._async_thread_executor import _ThreadBasedAsyncCheckpointExecutor
+from ._async_thread_executor import _ThreadBasedAsyncCheckpointExecutor, failed
 from ._in_use import Reused
 
 AsyncCheckpointerType = _original.AsyncCheckpointerType
@@ -74,7 +74,7 @@ def async_save(
             return stager.stage({key: _state_of(value) for key, value in state_dict.items()})
         except BaseException as error:
             if not is_alone and use_collectives:
-                upload(_failed(error))  # the other ranks must not wait for this one
+                upload(failed(error))  # the other ranks must not wait for this one
             raise
 
     stager, close = _stager(async_stager, storage_writer)
@@ -130,12 +130,6 @@ def _executor(kind):
     if kind == AsyncCheckpointerType.PROCESS:
         return _ProcessBasedAsyncCheckpointExecutor()
     return _ThreadBasedAsyncCheckpointExecutor()
-
-
-def _failed(error):
-    future = Future()
-    future.set_exception(error)
-    return future
 
 
 def _completion(staged, stager, uploaded):

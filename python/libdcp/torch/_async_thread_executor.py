@@ -1,5 +1,7 @@
 """Uploads in threads of this process: `torch.distributed.checkpoint._async_thread_executor`, with saves made by libdcp."""
 
+from concurrent.futures import Future
+
 from torch.distributed.checkpoint._async_executor import _AsyncCheckpointExecutor
 
 from . import _group, _save, _uploads
@@ -27,8 +29,16 @@ class _ThreadBasedAsyncCheckpointExecutor(_AsyncCheckpointExecutor):
         left=None,
     ):
         """Collective when the group is new: its messages in the background get a connection of their own, made in the caller's
-        thread, so that they never mix with those of the saves and loads that the caller makes meanwhile."""
-        background = _uploads.Background(self._helper(), max_bytes_per_second, low_priority, left)
+        thread, so that they never mix with those of the saves and loads that the caller makes meanwhile. A rank that has no helper, say,
+        tells the others, and raises that at once."""
+        failure = None
+        try:
+            background = _uploads.Background(self._helper(), max_bytes_per_second, low_priority, left)
+        except Exception as error:
+            if no_dist or not use_collectives:
+                raise
+            failure, finally_, background = error, None, _uploads.Background()
+            staging_future_or_state_dict = failed(error)
         channel = channel_for(process_group, no_dist, use_collectives)
 
         def save(state):
@@ -38,10 +48,20 @@ class _ThreadBasedAsyncCheckpointExecutor(_AsyncCheckpointExecutor):
             )
 
         shared = [thing for thing in (channel, storage_writer, planner) if thing is not None and is_weak(thing)]
-        return _uploads.start(save, staging_future_or_state_dict, shared=shared, background=background, finally_=finally_)
+        upload = _uploads.start(save, staging_future_or_state_dict, shared=shared, background=background, finally_=finally_)
+        if failure is not None:
+            raise failure
+        return upload
 
     def _helper(self):
         """The process that writes; None: this one."""
+
+
+def failed(error):
+    """The future of a staging that has failed."""
+    future = Future()
+    future.set_exception(error)
+    return future
 
 
 def channel_for(process_group, no_dist, use_collectives):

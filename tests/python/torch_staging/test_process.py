@@ -1,5 +1,6 @@
 """R7.16 to R7.18: saves whose bytes a helper process writes."""
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -9,6 +10,7 @@ import sys
 import time
 import unittest
 import warnings
+from unittest import mock
 
 import torch
 
@@ -16,7 +18,7 @@ import libdcp.torch as dcp
 import pool
 from common import TIMEOUT_S, FailingWriter, FileSystemWriter, helpers, loaded, new_stager, state_of, upload_of
 from libdcp import _core
-from libdcp.torch import CheckpointException
+from libdcp.torch import CheckpointException, _helper
 from libdcp.torch.state_dict_saver import AsyncCheckpointerType
 from support import TestCase, numbered
 
@@ -252,7 +254,32 @@ def save_in_group(ranks, path):
     return helpers(), [tensor[-1].item() for tensor in target.values()]
 
 
+def save_without_a_helper_on_one(ranks, path):
+    """There is no dcp-writer where rank 1 runs. What each rank sees, and whether the next save is right."""
+    state = {f"of {ranks.rank}": torch.ones(LARGE)}
+    seen = None
+    try:
+        with contextlib.ExitStack() as stack:
+            if ranks.rank == 1:
+                stack.enter_context(mock.patch.object(_helper, "_helper", None))
+                stack.enter_context(mock.patch.dict(os.environ, DCP_WRITER="/nowhere/dcp-writer"))
+            options = {"process_group": ranks.group, "async_checkpointer_type": PROCESS}
+            failure = dcp.async_save(state, checkpoint_id=f"{path}/1", **options).exception(TIMEOUT_S)
+            seen = {rank: (type(cause).__name__, str(cause)) for rank, (cause, _) in failure.failures.items()}
+    except _core.Error as error:
+        seen = type(error).__name__, str(error)
+    dcp.async_save(state, checkpoint_id=f"{path}/2", **options).result(TIMEOUT_S)
+    return seen
+
+
 class Groups(TestCase):
+    def test_R7_18_a_rank_without_a_helper_tells_the_others(self):
+        start = time.monotonic()
+        told, raised = pool.run(save_without_a_helper_on_one, str(self.path), world=2)
+        self.assertLess(time.monotonic() - start, pool.TIMEOUT_S)
+        self.assertEqual(raised, ("UnsupportedError", "/nowhere/dcp-writer cannot be executed: No such file or directory"))
+        self.assertEqual(told, {1: raised})
+
     def test_R7_18_another_group_in_a_later_save(self):
         processes = {}
         for members in ((1, 3), (0, 1, 2, 3), (0, 1)):
