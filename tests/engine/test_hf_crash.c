@@ -439,8 +439,8 @@ static void hf_crash__without_an_index_too(void **state)
     sweep_over(&shards, &shards, false);
 }
 
-/* Begins in what a first crash has left. */
-static void sweep_again(const way *old, const way *new, bool is_plain)
+/* Begins in what a first crash has left of `new`, and writes `then`. */
+static void sweep_again(const way *old, const way *new, const way *then, bool is_plain)
 {
     sweep first = {.old = old, .new = new, .before = OLD, .after = NEW, .is_plain = is_plain, .plain_before = OLD};
     crash_storage *cs = crash_storage_make(true);
@@ -453,7 +453,7 @@ static void sweep_again(const way *old, const way *new, bool is_plain)
         dcp_error err = DCP_ERROR_INIT;
         cs = crash_storage_make(true);
         crash_image_restore(&first.starts[i], &cs->base);
-        sweep second = {.old = old, .new = new, .after = NEXT, .is_plain = is_plain};
+        sweep second = {.old = old, .new = then, .after = NEXT, .is_plain = is_plain};
         second.before = number_at(&cs->base, "a start", &err);
         second.plain_before = is_plain ? plain_number(&first.starts[i], "a start") : REFUSED;
         run(&second, cs, "second crash");
@@ -468,9 +468,10 @@ static void sweep_again(const way *old, const way *new, bool is_plain)
 static void hf_crash__a_second_crash_after_the_first(void **state)
 {
     (void)state;
-    sweep_again(&many, &many, true);
-    sweep_again(&many, &one, true);
-    sweep_again(&shards, &shards, false);
+    sweep_again(&many, &many, &many, true);
+    sweep_again(&many, &one, &one, true);
+    sweep_again(&shards, &shards, &shards, false);
+    sweep_again(&many, &mapped, &many, false);
 }
 
 int main(void)

@@ -226,13 +226,13 @@ static bool is_dead_file(const dcp__hf_dir *d, const char *name)
 }
 
 /* What was to become a file of a model. Those who write here have the lock; a conversion to one file beside has not, and calls it
- * as its caller wants. */
+ * as its caller wants. A mark names it as such if another writer has found it dead, and died too. */
 static bool is_dead_part(const dcp__hf_dir *d, const char *name)
 {
     char *whole = dcp__strndup(d->ctx, name, strlen(name) - (sizeof DCP__CV_TEMPORARY - 1));
-    bool is_dead =
-        whole && (dcp__hf_is_usual_name(whole) || strcmp(whole, DCP__HF_INDEX) == 0 || strcmp(whole, DCP__HF_MARK) == 0 ||
-                  strcmp(whole, DCP__HF_OBJECTS) == 0 || (d->mark && dcp__hf_is_marked(d->mark, whole)));
+    bool is_marked = whole && d->mark && (dcp__hf_is_marked(d->mark, whole) || dcp__hf_is_marked(d->mark, name));
+    bool is_dead = whole && (is_marked || dcp__hf_is_usual_name(whole) || strcmp(whole, DCP__HF_INDEX) == 0 ||
+                             strcmp(whole, DCP__HF_MARK) == 0 || strcmp(whole, DCP__HF_OBJECTS) == 0);
     dcp__free(d->ctx, whole);
     return is_dead;
 }
