@@ -454,6 +454,16 @@ class Writer(TestCase):
         self.assertEqual(pool.run(fail_while_writing, self.path, world=2), [[1], [1]])
         self.assertEqual({name: (self.path / name).read_bytes() for name in files_of(self.path)}, before)
 
+    def test_a_new_save_replaces_files_of_another_generation(self):
+        mapping = {"a": 1, "b": 2}
+        for _ in range(2):  # the second model is another one beside the first until it is whole
+            save({"a": numbered(4), "b": numbered(2)}, self.path, fqn_to_index_mapping=mapping, save_distributed=True,
+                 enable_consolidation=True)  # fmt: skip
+        self.assertIn("model.1-00001-of-00002.safetensors", files_of(self.path))
+        save({"a": numbered(4, start=1)}, self.path)
+        self.assertEqual(files_of(self.path), ["model-00001-of-00001.safetensors", INDEX, "sharded"])
+        self.assertStateEqual(load({"a": torch.zeros(4)}, self.path), {"a": numbered(4, start=1)})
+
     def test_headers_beyond_the_readers_limit_are_refused(self):
         with raises_together(self, "write") as caught:  # the name stands there three times
             save({"n" * 34_000_000: numbered(1)}, self.path)
