@@ -30,7 +30,7 @@ from .filesystem import FileSystemReader, done, is_local
 
 __all__ = list(_original.__all__)
 
-# Names of files that PyTorch and we give. The C library gives those of another generation (model.1-..) where the usual ones are taken.
+# Names of files that PyTorch and we give; those of another generation (model.1-..) are given where the usual ones are taken.
 WHOLE = re.compile(r"model(\.\d+)?-\d{5}-of-\d{5}\.safetensors")
 SHARD = re.compile(r"shard-\d{5}-model(\.\d+)?-\d{5}-of-\d{5}\.safetensors")
 TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.tmp$")  # behind either, until all files are complete
