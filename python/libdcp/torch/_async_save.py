@@ -66,7 +66,7 @@ def async_save(
             max_bytes_per_second=max_bytes_per_second,
             low_priority=low_priority,
             finally_=finally_,
-            left=lambda: getattr(stager, "left", None),
+            left=lambda: stager.left if _has_cap(stager) else None,
         )
 
     def stage():
@@ -122,6 +122,11 @@ def _nothing():
     pass
 
 
+def _has_cap(stager):
+    """Whether it may have no room for a state. What a program's own stager has under these names says nothing of it."""
+    return isinstance(stager, getattr(staging, "DefaultStager", ()))
+
+
 def _state_of(value):
     return value.state_dict() if isinstance(value, Stateful) else value
 
@@ -146,7 +151,7 @@ def _completion(staged, stager, uploaded):
             return
         # Here no later state has been staged yet.
         uploaded._staged_bytes = getattr(stager, "staged_bytes", None)
-        if getattr(stager, "is_partial", False):
+        if _has_cap(stager) and stager.is_partial:
             uploaded._returned.add_done_callback(lambda _: completion.set_result(None))
         else:
             completion.set_result(None)

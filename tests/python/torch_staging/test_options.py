@@ -133,6 +133,19 @@ class Cap(TestCase):
         self.check(self.path, state)
         self.assertEqual(stager.staged_bytes, 12 + 8)
 
+    def test_names_of_a_stager_of_the_program_are_its_own(self):
+        class Own(BlockingAsyncStager):
+            left = 3
+            is_partial = True
+
+        gate, state = Gate(), state_of(1)
+        upload = alone(state, self.root / "1", async_stager=Own(), planner=GatedPlanner(gate))
+        self.assertFalse(upload.done())
+        gate.open()
+        upload.result()
+        alone(state, self.root / "2", async_stager=Own()).result()
+        self.check(self.root / "2", state)
+
     def test_room_that_a_state_leaves_is_used_by_the_next(self):
         stager = new_stager(PLAIN, cap_bytes=4 * MIB)
         for step in range(3):
