@@ -47,9 +47,10 @@ def _use_file_system_of(storage, path, token):
 class HuggingFaceStorageWriter(_original.HuggingFaceStorageWriter):
     """Writes safetensors files: whole tensors with an index, or each rank's shards, consolidated afterwards if so wanted.
 
-    Files get their names when all of them are complete, and files of an earlier save that would be read together with the new ones
-    are removed then, as are those that a save that was killed left behind. Shards say how large the whole tensors are, so that a
-    lost file does not pass for a smaller tensor.
+    Files get their names when all of them are complete. Files of an earlier save of the same kind are removed then, as are those
+    that a save that was killed left behind; dying between the renames leaves old and new files side by side (`dcptool convert` does
+    not). Files of the other kind stay, since they may be somebody's: whole tensors and shards of them in one directory are refused
+    by our reader. Shards say how large the whole tensors are, so that a lost file does not pass for a smaller tensor.
 
     `token` and `save_sharded` are PyTorch 2.8's: what the store wants that the path leads to, and save_distributed's older name.
     """
