@@ -15,7 +15,8 @@ typedef struct dcp__head {
     dcp_op *op;
     dcp_write_item item; /* as it was */
     dcp__device_source device;
-    bool is_done; /* guarded by the operation's lock */
+    struct dcp__head *next_tied; /* a ring of those that may share a record: of one tie */
+    bool is_done;                /* guarded by the operation's lock */
 } dcp__head;
 
 struct dcp_op {

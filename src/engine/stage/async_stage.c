@@ -1,6 +1,7 @@
 /* The snapshot of an asynchronous save, and the tensors that have no room in it. */
 #include <string.h>
 
+#include "base/strmap.h"
 #include "engine/save/device_items.h"
 #include "engine/save/write_records.h"
 #include "engine/stage/async_op.h"
@@ -24,10 +25,10 @@ static void finish_head(dcp_op *op, dcp__head *h)
     }
 }
 
-/* As the layout of a save has it (plan/layout.c): views of another shape have records of their own. */
+/* Of those with one tie, as the layout of a save has it (plan/layout.c): views of another shape have records of their own. */
 static bool are_tied(const dcp_write_item *a, const dcp_write_item *b)
 {
-    return a->tie == b->tie && a->dtype == b->dtype && a->ndim == b->ndim &&
+    return a->dtype == b->dtype && a->ndim == b->ndim &&
            (a->ndim == 0 || memcmp(a->box.sizes, b->box.sizes, (size_t)a->ndim * sizeof *a->box.sizes) == 0);
 }
 
@@ -40,9 +41,9 @@ static void head_was_read(dcp__head *h)
     pthread_mutex_lock(&op->lock);
     if (op->is_writing) {
         finish_head(op, h);
-        for (size_t i = 0; has_ties && i < op->n_heads; i++) {
-            if (are_tied(&op->heads[i].item, &h->item)) {
-                finish_head(op, &op->heads[i]);
+        for (dcp__head *other = h->next_tied; has_ties && other != h; other = other->next_tied) {
+            if (are_tied(&other->item, &h->item)) {
+                finish_head(op, other);
             }
         }
         mark_staged(op);
@@ -98,6 +99,25 @@ static void make_head(dcp_op *op, dcp_write_item *item)
     item->pull_user = h;
 }
 
+static dcp_status tie_heads(dcp_op *op, dcp_error *err)
+{
+    dcp__strmap first;
+    dcp_status status = DCP_OK;
+    dcp__strmap_init(&first, op->ctx);
+    for (size_t i = 0; i < op->n_heads && status == DCP_OK; i++) {
+        dcp__head *h = &op->heads[i];
+        dcp_str tie = {(const char *)&h->item.tie, sizeof h->item.tie};
+        uint64_t at = i;
+        h->next_tied = h;
+        status = dcp__strmap_get(&first, tie, &at) ? DCP_OK : dcp__strmap_add(&first, tie, i, NULL, err);
+        dcp__head *other = &op->heads[at];
+        h->next_tied = other->next_tied;
+        other->next_tied = h;
+    }
+    dcp__strmap_reset(&first);
+    return status;
+}
+
 static dcp_status make_heads(dcp_op *op, dcp_error *err)
 {
     dcp_status status = DCP_OK;
@@ -117,7 +137,7 @@ static dcp_status make_heads(dcp_op *op, dcp_error *err)
         }
     }
     op->n_heads_left = op->n_heads;
-    return status;
+    return status == DCP_OK ? tie_heads(op, err) : status;
 }
 
 /* ---- staging ---- */
