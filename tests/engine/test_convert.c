@@ -505,6 +505,15 @@ static void convert__resuming_does_not_change_a_complete_model(void **state)
     convert_ok("from", "whole", &opts);
     assert_true(has_item("whole", "model.x") && is_there("whole/model.1-00001-of-00003.safetensors"));
     assert_false(is_there("whole/model-00001-of-00003.safetensors"));
+    opts.overwrite = false;
+    opts.resume = true;
+    assert_int_equal(convert_ok("from", "whole", &opts).n_kept, 3); /* whatever its names */
+    assert_false(is_there("whole/model-00001-of-00003.safetensors"));
+    opts.edits = NULL;
+    opts.n_edits = 0;
+    convert_fails(DCP_EXISTS, "from", "whole", &opts, "only overwriting");
+    opts.resume = false;
+    opts.overwrite = true;
     convert_ok("from", "whole", &opts); /* and back to the usual names */
     assert_true(is_there("whole/model-00001-of-00003.safetensors"));
 }

@@ -263,17 +263,7 @@ static dcp_status check_strangers(const hf *h, dcp_error *err)
     return DCP_OK;
 }
 
-/* Rank 0's. */
-static dcp_status enter(hf *h, const char *to, uint64_t *generation, dcp_error *err)
-{
-    const dcp__hf_model m = model_of(h);
-    h->dir = (dcp__hf_dir){.ctx = h->ctx, .storage = h->c->storage, .path = to, .no_sync = h->c->opts->no_sync};
-    dcp_status status = dcp__hf_enter(&h->dir, err);
-    status = status == DCP_OK ? check_strangers(h, err) : status;
-    return status == DCP_OK && h->c->opts->overwrite ? dcp__hf_generation(&h->dir, &m, generation, err) : status;
-}
-
-/* Names that no file of the old model has; readers find them by an index alone. */
+/* Readers find files of another generation by an index alone. */
 static dcp_status rename_all(hf *h, uint64_t generation, dcp_error *err)
 {
     for (size_t i = 0; i < h->files.n && generation; i++) {
@@ -288,8 +278,27 @@ static dcp_status rename_all(hf *h, uint64_t generation, dcp_error *err)
     return DCP_OK;
 }
 
-/* Collective: rank 0 looks what is there, and all call their files as that demands. What they learn is one number: the
- * generation, and in its last bit whether there is a model. */
+/* Rank 0's: looks what is there, and calls the files as that demands. */
+static dcp_status enter(hf *h, const char *to, uint64_t *generation, dcp_error *err)
+{
+    const dcp_convert_opts *o = h->c->opts;
+    const dcp__hf_model m = model_of(h);
+    h->dir = (dcp__hf_dir){.ctx = h->ctx, .storage = h->c->storage, .path = to, .no_sync = o->no_sync};
+    dcp_status status = dcp__hf_enter(&h->dir, err);
+    if (status == DCP_OK && o->overwrite) {
+        status = check_strangers(h, err);
+        status = status == DCP_OK ? dcp__hf_generation(&h->dir, &m, generation, err) : status;
+        return status == DCP_OK ? rename_all(h, *generation, err) : status;
+    }
+    if (status == DCP_OK && o->resume) {
+        status = dcp__hf_found_generation(&h->dir, &m, generation, err);
+    }
+    status = status == DCP_OK ? rename_all(h, *generation, err) : status;
+    return status == DCP_OK ? check_strangers(h, err) : status;
+}
+
+/* Collective: what rank 0 finds and the others learn is one number: the generation, and in its last bit whether there is a
+ * model. */
 static dcp_status find_names(hf *h, const char *to, dcp_status status, dcp_error *err)
 {
     uint64_t generation = 0, found = 0;
@@ -303,7 +312,8 @@ static dcp_status find_names(hf *h, const char *to, dcp_status status, dcp_error
     found = status == DCP_OK ? all[0] : 0;
     dcp__free(h->ctx, all);
     h->is_complete = found & 1;
-    return status == DCP_OK ? rename_all(h, found >> 1, err) : status;
+    bool is_named = dcp__step_rank(&h->c->step) == 0;
+    return status == DCP_OK && !is_named ? rename_all(h, found >> 1, err) : status;
 }
 
 /* ---- files ---- */

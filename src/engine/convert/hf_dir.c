@@ -353,6 +353,21 @@ dcp_status dcp__hf_generation(const dcp__hf_dir *d, const dcp__hf_model *m, uint
     return status;
 }
 
+dcp_status dcp__hf_found_generation(const dcp__hf_dir *d, const dcp__hf_model *m, uint64_t *out, dcp_error *err)
+{
+    enum { HIGHEST = 2 }; /* new files are of another generation than the old ones, which are of one */
+    for (uint64_t generation = 0; generation <= HIGHEST; generation++) {
+        bool is_taken = false;
+        dcp_status status = look_for(d, m, generation, &is_taken, err);
+        if (status != DCP_OK || is_taken) {
+            *out = status == DCP_OK ? generation : 0;
+            return status;
+        }
+    }
+    *out = 0;
+    return DCP_OK;
+}
+
 /* ---- one model takes another's place ---- */
 
 dcp_status dcp__hf_begin(dcp__hf_dir *d, const dcp__hf_model *m, dcp_error *err)

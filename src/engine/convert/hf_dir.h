@@ -48,6 +48,8 @@ void dcp__hf_leave(dcp__hf_dir *d);
 
 /* Which generation of names no file of the model that is there has: 0 are the names as they are. */
 dcp_status dcp__hf_generation(const dcp__hf_dir *d, const dcp__hf_model *m, uint64_t *out, dcp_error *err);
+/* For who resumes: which generation of names files of the model that is there have, 0 if none has. */
+dcp_status dcp__hf_found_generation(const dcp__hf_dir *d, const dcp__hf_model *m, uint64_t *out, dcp_error *err);
 /* The name of that generation: "model-00001-of-00002.safetensors" becomes "model.1-00001-of-00002.safetensors". Allocated. */
 char *dcp__hf_name(dcp_context *ctx, const char *name, uint64_t generation);
 
