@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 import json
+import logging
 import math
 import operator
 import os
@@ -28,6 +29,8 @@ from ._consolidate_hf_safetensors import consolidate_safetensors_files
 from ._mirror import attributes
 from .filesystem import FileSystemReader, done, is_local
 
+logger = logging.getLogger(__name__)
+
 __all__ = list(_original.__all__)
 
 # Names of files that PyTorch and we give; those of another generation (model.1-..) are given where the usual ones are taken.
@@ -49,8 +52,9 @@ class HuggingFaceStorageWriter(_original.HuggingFaceStorageWriter):
 
     Files get their names when all of them are complete. Files of an earlier save of the same kind are removed then, as are those
     that a save that was killed left behind; dying between the renames leaves old and new files side by side (`dcptool convert` does
-    not). Files of the other kind stay, since they may be somebody's: whole tensors and shards of them in one directory are refused
-    by our reader. Shards say how large the whole tensors are, so that a lost file does not pass for a smaller tensor.
+    not). Files of the other kind stay, since they may be somebody's; those that hold names of the save are warned of, since readers
+    would mix them with it, or refuse the directory as ours does. Shards say how large the whole tensors are, so that a lost file does
+    not pass for a smaller tensor.
 
     `token` and `save_sharded` are PyTorch 2.8's: what the store wants that the path leads to, and save_distributed's older name.
     """
@@ -189,6 +193,7 @@ class HuggingFaceStorageWriter(_original.HuggingFaceStorageWriter):
             _streams.remove(self, files)
             raise
         _streams.remove(self, old - set(files) - set(files.values()))
+        self._warn_of_others(names - old - set(files.values()), {result.index.fqn for result in places})
         if not self.save_distributed:
             self._write_index(places)
         elif self.consolidated_output_path is not None:
@@ -220,9 +225,24 @@ class HuggingFaceStorageWriter(_original.HuggingFaceStorageWriter):
             return set()
 
     def _has_sharding_info(self, name):
+        return CUSTOM_METADATA_KEY.encode() in self._header(name)
+
+    def _header(self, name):
         with self.fs.create_stream(self.fs.concat_path(self.path, name), "rb") as stream:
-            length = min(int.from_bytes(stream.read(8), "little"), _safetensors.HEADER_LIMIT_BYTES)
-            return CUSTOM_METADATA_KEY.encode() in stream.read(length)
+            return stream.read(min(int.from_bytes(stream.read(8), "little"), _safetensors.HEADER_LIMIT_BYTES))
+
+    def _warn_of_others(self, names, saved):
+        """Files that were there before and stay: what they hold may be somebody's, but it is in the way of what was saved."""
+        for name in sorted(name for name in names if name.endswith(".safetensors")):
+            try:
+                common = saved & json.loads(self._header(name)).keys()
+            except (OSError, ValueError, AttributeError):
+                continue
+            if common:
+                logger.warning(
+                    "%s/%s holds %s too, and %d more names of this save: remove the file, or what was saved cannot be read from there",
+                    self.path, name, min(common), len(common) - 1,
+                )  # fmt: skip
 
     def _write_index(self, results):
         index = {

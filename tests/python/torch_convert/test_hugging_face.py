@@ -464,6 +464,20 @@ class Writer(TestCase):
         self.assertEqual(files_of(self.path), ["model-00001-of-00001.safetensors", INDEX, "sharded"])
         self.assertStateEqual(load({"a": torch.zeros(4)}, self.path), {"a": numbered(4, start=1)})
 
+    def test_files_in_the_way_of_a_save_are_warned_of(self):
+        save({"a": numbered(4), "b": numbered(2)}, self.path, save_distributed=True)
+        [shard] = files_of(self.path)
+        with self.assertLogs("libdcp.torch.hf_storage", "WARNING") as logs:
+            save({"a": numbered(4), "b": numbered(2)}, self.path)
+        self.assertIn(f"{self.path}/{shard} holds a too, and 1 more", logs.output[0])
+        with raises_together(self, "read") as caught:
+            load({"a": torch.zeros(4)}, self.path)
+        self.assertIn("overlap", str(caught.failures[0][0]))
+        (self.path / shard).unlink()
+        (self.path / "other.safetensors").write_bytes((self.path / "model-00001-of-00001.safetensors").read_bytes()[:20])
+        with self.assertNoLogs("libdcp.torch.hf_storage"):  # one that nobody can read is not in the way of names
+            save({"a": numbered(4)}, self.path)
+
     def test_headers_beyond_the_readers_limit_are_refused(self):
         with raises_together(self, "write") as caught:  # the name stands there three times
             save({"n" * 34_000_000: numbered(1)}, self.path)
